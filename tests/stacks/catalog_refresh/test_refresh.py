@@ -15,7 +15,7 @@ from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks import catalog
 from gpu_fleet_stacks.catalog import Cloud, prices, reader
 from gpu_fleet_stacks.catalog_refresh import alicloud, aws, command
-from gpu_fleet_stacks.catalog_refresh.listed import ListedPrices, SpotSpan, plain, share_of_time
+from gpu_fleet_stacks.catalog_refresh.listed import SpotSpan, plain, share_of_time
 from gpu_fleet_stacks.catalog_refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
 from gpu_fleet_stacks.clients.aws import Aws
 from gpu_fleet_stacks.core.files import replace
@@ -60,41 +60,42 @@ def run(*arguments: str):
     return CliRunner().invoke(main, ["catalog", "refresh", *arguments])
 
 
-def ask(cloud: Account) -> ListedPrices:
-    return aws.ask("us-east-1", wanted(CATALOG, Cloud.AWS), TODAY, say, Aws(cloud.client))
+def renewed(copies: Path):
+    """Refresh AWS's prices; return those that are then written, and what was said."""
+    done = run("--cloud", "aws")
+    assert done.exit_code == 0, done.output
+    prices.load.cache_clear()
+    return prices.load(Cloud.AWS, copies / "prices.toml"), done
 
 
-def test_aws_is_asked_for_every_type_and_everything_else_it_lists(cloud):
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+UNTOUCHED = {"catalog.toml": CATALOG, "prices.toml": PRICES}
+
+
+def test_aws_is_asked_for_every_type_spot_and_everything_else_it_lists(cloud):
     """Each price is of the first tier, in our unit, without capacity blocks and other storage classes."""
-    found = ask(cloud)
+    found = aws.ask(HERE, wanted(CATALOG, Cloud.AWS), TODAY, say, Aws(cloud.client))
 
     kinds = catalog.load().of_cloud(Cloud.AWS)
     quotes = prices.load(Cloud.AWS).quotes
-    priced = {kind.name for kind in kinds if kind.price is not None}
-    assert {name for name, _ in found.instances} == priced
+    elsewhere = {"scratch", "replica_traffic", "egress"}
+    others = {what: quote.amount for what, quote in quotes.items() if what not in elsewhere}
+    assert {name for name, _ in found.instances} == {kind.name for kind in kinds if kind.price is not None}
     assert set(found.unlisted) == {f"{kind.name} in us-east-1" for kind in kinds if kind.price is None}
-    assert {what: listed.amount for what, listed in found.others.items()} == {
-        what: quote.amount
-        for what, quote in quotes.items()
-        if what not in {"scratch", "replica_traffic", "egress"}
-    }
-    assert found.instances["g5.xlarge", "us-east-1"].amount == Decimal("1.006")
-
-
-def test_spot_is_asked_for_and_said_with_its_span_and_region(cloud):
-    found = ask(cloud)
-
+    assert {what: listed.amount for what, listed in found.others.items()} == others
+    assert found.instances["g5.xlarge", HERE].amount == Decimal("1.006")
     assert found.spot == {"g5.xlarge": SpotSpan(Decimal("0.2515"), Decimal("0.2515"))}
     assert found.spot_source.endswith("median and 90th percentile of 90 days, all zones of us-east-1")
 
 
-def test_egress_and_reservations_of_the_region_are_renewed_and_those_of_others_kept(copies, cloud):
+def test_egress_reservations_and_spot_of_the_region_are_renewed_and_those_of_others_kept(copies, cloud):
     before = prices.load(Cloud.AWS, PRICES_FILE)
 
-    done = run("--cloud", "aws")
+    after, _ = renewed(copies)
 
-    assert done.exit_code == 0, done.output
-    after = prices.load(Cloud.AWS, copies / "prices.toml")
     here = {
         (term, name): price for (region, term, name), price in after.commitments.items() if region == HERE
     }
@@ -103,20 +104,19 @@ def test_egress_and_reservations_of_the_region_are_renewed_and_those_of_others_k
     assert {here[of, "g5.xlarge"].source for of in ("one_year", "three_years")} == {aws.SOURCE}
     assert here["capacity_block", "p5.48xlarge"] == before.commitments[HERE, "capacity_block", "p5.48xlarge"]
     assert after.egress[HERE].cost(Decimal(50001)) == Decimal("0.09") * 50000 + 99
-    elsewhere = before.egress.keys() - {HERE}
-    assert {region: after.egress[region] for region in elsewhere} == {
-        region: before.egress[region] for region in elsewhere
-    }
+    assert {**after.egress, HERE: None} == {**before.egress, HERE: None}
+    (spot,) = after.spot.values()
+    assert (spot.expected, spot.p90) == (Decimal("0.2515"), Decimal("0.2515"))
+    assert spot.source.startswith("EC2 DescribeSpotPriceHistory")
 
 
 def test_what_has_no_new_reservation_keeps_its_price_with_its_day_and_is_named(copies, cloud):
     before = prices.load(Cloud.AWS, PRICES_FILE).commitments
     cloud.answers["pricing:GetProducts"] = get_products({"g6.xlarge": ""}, free=["g5.xlarge"])
 
-    done = run("--cloud", "aws")
+    found, done = renewed(copies)
 
-    assert done.exit_code == 0, done.output
-    after = prices.load(Cloud.AWS, copies / "prices.toml").commitments
+    after = found.commitments
     for name in ("g5.xlarge", "g6.xlarge"):
         assert after[HERE, "one_year", name] == before[HERE, "one_year", name]
         assert f"warning: {name}, one year, in {HERE} is in no price list" in done.stderr
@@ -124,10 +124,8 @@ def test_what_has_no_new_reservation_keeps_its_price_with_its_day_and_is_named(c
     assert after[HERE, "three_years", "g5.xlarge"].source == aws.SOURCE
 
     cloud.answers["pricing:GetProducts"] = get_products()
-    assert run("--cloud", "aws").exit_code == 0
-    prices.load.cache_clear()
-    renewed = prices.load(Cloud.AWS, copies / "prices.toml").commitments
-    assert {renewed[HERE, "one_year", name].source for name in ("g5.xlarge", "g6.xlarge")} == {aws.SOURCE}
+    later = renewed(copies)[0].commitments
+    assert {later[HERE, "one_year", name].source for name in ("g5.xlarge", "g6.xlarge")} == {aws.SOURCE}
 
 
 def several(asked):
@@ -136,31 +134,18 @@ def several(asked):
     return {"PriceList": listed + (more if asked["ServiceCode"] == "AWSDataTransfer" else [])}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [get_products(**{"USE1-DataTransfer-Out-Bytes": "0.0000000000"}), several],
-    ids=["the first GB is free", "several products"],
-)
-def test_egress_that_the_list_leaves_open_keeps_its_price_and_is_named(copies, cloud, answer):
-    cloud.answers["pricing:GetProducts"] = answer
+def test_egress_that_the_list_leaves_open_keeps_its_price_and_is_named(copies, cloud):
+    first_gb_free = get_products(**{"USE1-DataTransfer-Out-Bytes": "0.0000000000"})
+    for answer in (first_gb_free, several):
+        cloud.answers["pricing:GetProducts"] = answer
 
-    done = run("--cloud", "aws")
+        found, done = renewed(copies)
 
-    assert done.exit_code == 0, done.output
-    assert "warning: egress is in no price list" in done.stderr
-    assert prices.load(Cloud.AWS, copies / "prices.toml").egress == prices.load(Cloud.AWS, PRICES_FILE).egress
+        assert "warning: egress is in no price list" in done.stderr
+        assert found.egress == prices.load(Cloud.AWS, PRICES_FILE).egress
 
 
 UNTIL = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
-
-
-def test_spot_prices_of_a_day_replace_all_of_another_day(copies, cloud):
-    done = run("--cloud", "aws")
-
-    assert done.exit_code == 0, done.output
-    (spot,) = prices.load(Cloud.AWS, copies / "prices.toml").spot.values()
-    assert (spot.expected, spot.p90) == (Decimal("0.2515"), Decimal("0.2515"))
-    assert spot.source.startswith("EC2 DescribeSpotPriceHistory")
 
 
 def quote(days_before, price, zone="us-east-1a"):
@@ -183,10 +168,8 @@ def test_a_price_of_a_share_of_the_time_is_one_that_held_and_bounds_that_share(h
     found = share_of_time(held, 0.9)
 
     assert found in [price for price, _ in held]
-    assert (
-        sum(seconds for price, seconds in held if price <= found)
-        >= 0.9 * sum(held_s for _, held_s in held) - 1e-9
-    )
+    below = sum(seconds for price, seconds in held if price <= found)
+    assert below >= 0.9 * sum(seconds for _, seconds in held) - 1e-9
 
 
 def test_an_amount_is_written_without_an_exponent_or_needless_zeros():
@@ -197,43 +180,40 @@ def test_an_amount_is_written_without_an_exponent_or_needless_zeros():
 
 def test_a_new_price_is_written_with_source_and_day_and_nothing_else_moves(copies, cloud):
     cloud.answers["pricing:GetProducts"] = get_products({"g5.xlarge": "1.1100000000"})
-    before = CATALOG.splitlines()
 
-    done = run("--cloud", "aws")
+    _, done = renewed(copies)
 
-    assert done.exit_code == 0, done.output
     assert f"wrote {copies / 'catalog.toml'}, {copies / 'prices.toml'}: the prices of this" in done.output
     after = (copies / "catalog.toml").read_text().splitlines()
-    pairs = zip(before, after, strict=False)
+    pairs = zip(CATALOG.splitlines(), after, strict=False)
     different = [new for old, new in pairs if old != new and "price_list =" not in new]
     assert next(new.strip() for new in different if "g5.xlarge" in new).endswith('price = "1.11" },')
     others = [new for new in different if "g5.xlarge" not in new]
     assert any(new.startswith("date = ") for new in others)
     assert any(aws.SOURCE in new for new in others)
     (kind,) = [kind for kind in reader.read(copies / "catalog.toml") if kind.name == "g5.xlarge"]
-    assert kind.price.amount_per_hour == Decimal("1.11")
-    assert kind.price.date == datetime.datetime.now(datetime.UTC).date()
-    assert kind.price.source == aws.SOURCE
+    today = datetime.datetime.now(datetime.UTC).date()
+    found = (kind.price.amount_per_hour, kind.price.date, kind.price.source)
+    assert found == (Decimal("1.11"), today, aws.SOURCE)
 
 
 def test_comments_order_and_the_other_cloud_stay_and_a_second_refresh_of_the_day_changes_nothing(
     copies, cloud
 ):
+    def of_alicloud(text):
+        families = tomllib.loads(text)["families"].items()
+        return {name: family for name, family in families if family["cloud"] == "alicloud"}
+
     run("--cloud", "aws")
-    first = {path.name: path.read_text() for path in copies.iterdir()}
+    first = texts(copies)
     run("--cloud", "aws")
 
-    assert {path.name: path.read_text() for path in copies.iterdir()} == first
-    for old, new in ((CATALOG, first["catalog.toml"]), (PRICES, first["prices.toml"])):
+    assert texts(copies) == first
+    for name, old in UNTOUCHED.items():
         comments = [line for line in old.splitlines() if line.startswith("#")]
-        assert [line for line in new.splitlines() if line.startswith("#")] == comments
-        assert list(tomllib.loads(new)) == list(tomllib.loads(old))
-    families = tomllib.loads(CATALOG)["families"], tomllib.loads(first["catalog.toml"])["families"]
-    before, after = (
-        {name: family for name, family in found.items() if family["cloud"] == "alicloud"}
-        for found in families
-    )
-    assert before == after
+        assert [line for line in first[name].splitlines() if line.startswith("#")] == comments
+        assert list(tomllib.loads(first[name])) == list(tomllib.loads(old))
+    assert of_alicloud(first["catalog.toml"]) == of_alicloud(CATALOG)
 
 
 def test_a_dry_run_shows_the_difference_and_writes_nothing(copies, cloud):
@@ -244,50 +224,41 @@ def test_a_dry_run_shows_the_difference_and_writes_nothing(copies, cloud):
     assert done.exit_code == 0
     row = next(line for line in done.output.splitlines() if "g5.xlarge" in line)
     assert row.split()[:5] == ["g5.xlarge", "1.006", "1.1066", "USD", "+10.0%"]
-    assert (copies / "catalog.toml").read_text() == CATALOG
-    assert (copies / "prices.toml").read_text() == PRICES
+    assert texts(copies) == UNTOUCHED
 
 
+SLOWER = Refusal("ThrottlingException", "slower")
 NO_ANSWERS = (
     ("pricing:GetProducts", Refusal(), "denied pricing:GetProducts"),
     ("pricing:GetProducts", None, "Could not connect to the endpoint"),
-    (
-        "pricing:GetProducts",
-        Refusal("ThrottlingException", "slower"),
-        "GetProducts: ThrottlingException: slower",
-    ),
+    ("pricing:GetProducts", SLOWER, "GetProducts: ThrottlingException: slower"),
     # after a hundred answers
     ("ec2:DescribeSpotPriceHistory", Refusal("UnauthorizedOperation"), "denied ec2:DescribeSpotPriceHistory"),
 )
 
 
-@pytest.mark.parametrize(("call", "answer", "said"), NO_ANSWERS)
-def test_where_a_cloud_does_not_answer_one_message_says_so_and_nothing_is_written(
-    call, answer, said, copies, cloud
-):
-    cloud.answers[call] = answer
+def test_where_a_cloud_does_not_answer_one_message_says_so_and_nothing_is_written(copies, cloud):
+    sound = dict(cloud.answers)
+    for call, answer, said in NO_ANSWERS:
+        cloud.answers = sound | {call: answer}
 
-    done = run("--cloud", "aws")
+        done = run("--cloud", "aws")
 
-    assert done.exit_code == 1
-    assert f"prices could not be read: {said}" in done.output
-    assert "nothing was written" in done.output
-    assert "Traceback" not in done.output
-    assert {path.name: path.read_text() for path in copies.iterdir()} == {
-        "catalog.toml": CATALOG,
-        "prices.toml": PRICES,
-    }
+        assert done.exit_code == 1
+        assert f"prices could not be read: {said}" in done.output
+        assert "nothing was written" in done.output
+        assert "Traceback" not in done.output
+        assert texts(copies) == UNTOUCHED
 
 
 def test_a_type_without_an_answer_keeps_its_price_and_the_day_of_it(copies, cloud):
     cloud.answers["pricing:GetProducts"] = get_products({"p3.2xlarge": ""})
-    (before,) = [kind for kind in catalog.load() if kind.name == "p3.2xlarge"]
 
-    done = run("--cloud", "aws")
+    _, done = renewed(copies)
 
     assert "warning: p3.2xlarge in us-east-1 is in no price list" in done.stderr
     kinds = {kind.name: kind for kind in reader.read(copies / "catalog.toml")}
-    assert kinds["p3.2xlarge"].price == before.price
+    assert kinds["p3.2xlarge"].price == catalog.load().get("p3.2xlarge").price
     assert kinds["g5.xlarge"].price.source == aws.SOURCE
 
 
@@ -312,7 +283,16 @@ def test_answers_that_would_make_a_bad_file_are_not_written(copies, cloud, monke
 
     assert done.exit_code == 1
     assert "nothing was written" in done.output
-    assert (copies / "prices.toml").read_text() == PRICES
+    assert texts(copies) == UNTOUCHED
+
+
+def test_without_credentials_of_one_cloud_the_other_is_not_written_either(copies, cloud, monkeypatch):
+    with alicloud_account.serving(alicloud_account.Account({})) as asked:
+        monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
+        done = run()
+
+    assert done.exit_code == 1
+    assert texts(copies) == UNTOUCHED
 
 
 def alicloud_answers(**changes):
@@ -326,10 +306,8 @@ def test_alibaba_cloud_lists_instances_without_their_disk_and_a_gib_of_disk_by_t
 
     assert found.instances["ecs.gn7i-c8g1.2xlarge", "cn-shenzhen"].amount == Decimal("12.5")
     assert plain(found.others["disk"].amount) == "1.095"  # 1.5 x 730 hours / 1000 GiB
-    regions = {
-        asked["InstanceType"]: asked["RegionId"] for _, asked in account.asked if "InstanceType" in asked
-    }
-    assert regions["ecs.gn7-c12g1.3xlarge"] == "cn-shanghai"
+    elsewhere = [asked for _, asked in account.asked if asked.get("InstanceType") == "ecs.gn7-c12g1.3xlarge"]
+    assert {asked["RegionId"] for asked in elsewhere} == {"cn-shanghai"}
 
 
 def test_what_alibaba_cloud_published_nowhere_gets_its_first_price():
@@ -340,13 +318,12 @@ def test_what_alibaba_cloud_published_nowhere_gets_its_first_price():
 
     (first,) = [change for change in changes if change.what == "ecs.gn8is.2xlarge"]
     assert (first.before, first.after, first.moved) == (None, "12.5", True)
-    rows = {
-        row["name"]: row for family in tomllib.loads(text)["families"].values() for row in family["types"]
-    }
+    families = tomllib.loads(text)["families"].values()
+    rows = {row["name"]: row for family in families for row in family["types"]}
     assert rows["ecs.gn8is.2xlarge"]["price_list"] == "alicloud-cn-shenzhen"
     prices = tomllib.loads(other)["clouds"]["alicloud"]["prices"]
-    assert (prices["disk"]["amount"], prices["disk"]["date"]) == ("1.095", TODAY)
-    assert (prices["queue_controller"]["amount"], prices["queue_controller"]["date"]) == ("12.5", TODAY)
+    for name, amount in (("disk", "1.095"), ("queue_controller", "12.5")):
+        assert (prices[name]["amount"], prices[name]["date"]) == (amount, TODAY)
 
 
 def test_a_type_that_a_region_does_not_sell_is_named_and_no_error():
@@ -367,12 +344,3 @@ def test_prices_in_another_currency_than_the_list_are_refused():
         RefreshError, match=r"is listed in USD, price_lists\.alicloud-\S+ is in CNY: ask with"
     ):
         rewrite_catalog(CATALOG, Cloud.ALICLOUD, found)
-
-
-def test_without_credentials_of_one_cloud_the_other_is_not_written_either(copies, cloud, monkeypatch):
-    with alicloud_account.serving(alicloud_account.Account({})) as asked:
-        monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
-        done = run()
-
-    assert done.exit_code == 1
-    assert (copies / "catalog.toml").read_text() == CATALOG

@@ -42,20 +42,16 @@ def serving(buckets):
         yield boto3.client("s3", region_name=REGION, endpoint_url=url, **keys), asked
 
 
-@pytest.mark.parametrize(
-    ("buckets", "access"),
-    [
+def test_a_read_of_nothing_shows_whether_the_public_endpoint_is_shut():
+    for buckets, access in (
         ({"ours": NOT_THERE}, oss.Access.ALLOWED),
         ({"ours": SHUT}, oss.Access.FORBIDDEN),
         ({"elsewhere": ELSEWHERE, "ours": SHUT}, oss.Access.FORBIDDEN),
         ({"elsewhere": ELSEWHERE}, oss.Access.UNKNOWN),
         ({}, oss.Access.UNKNOWN),
-    ],
-    ids=["open", "shut", "shut, seen at the second", "of other regions", "no bucket"],
-)
-def test_a_read_of_nothing_shows_whether_the_public_endpoint_is_shut(buckets, access):
-    with serving(buckets) as (s3, _):
-        assert oss.public_access(s3) is access
+    ):
+        with serving(buckets) as (s3, _):
+            assert oss.public_access(s3) is access
 
 
 def held(buckets, region=REGION, answers=(), **environ):
@@ -68,23 +64,17 @@ def held(buckets, region=REGION, answers=(), **environ):
     return "", asked
 
 
-def test_an_account_that_may_uploads_through_the_public_endpoint():
-    assert held({"ours": NOT_THERE})[0] == ""
-
-
-def test_an_account_that_may_not_is_shown_the_way_inside():
+def test_an_account_uploads_through_the_public_endpoint_where_it_may_and_else_is_shown_the_way_inside():
     said, _ = held({"ours": SHUT})
 
+    assert held({"ours": NOT_THERE})[0] == ""
     assert said.startswith(f"OSS refuses this account uploads through oss-{REGION}.aliyuncs.com")
     assert f"run this on an ECS instance of {REGION}, or in Cloud Shell" in said
     assert f"export OSS_ENDPOINT={INNER}" in said
 
 
-def test_naming_the_public_endpoint_opens_no_way_that_is_shut():
+def test_naming_the_public_endpoint_opens_the_way_of_an_account_that_nothing_is_known_of_alone():
     assert "OSS refuses this account" in held({"ours": SHUT}, OSS_ENDPOINT=PUBLIC)[0]
-
-
-def test_an_account_that_nothing_is_known_of_says_itself_that_it_may():
     assert f"export OSS_ENDPOINT={PUBLIC}" in held({})[0]
     assert held({}, OSS_ENDPOINT=PUBLIC)[0] == ""
 
@@ -97,22 +87,21 @@ def test_who_may_not_list_buckets_says_so_too():
     oss.hold_upload(REGION, {"OSS_ENDPOINT": PUBLIC}, **nobody)
 
 
-def test_inside_the_region_no_call_is_made():
+def test_inside_the_region_or_outside_of_mainland_china_no_call_is_made():
     host = f"oss-{REGION}-internal.aliyuncs.com"
 
     assert held({"ours": SHUT}, answers=[host], OSS_ENDPOINT=INNER) == ("", [])
     assert "which does not answer from here" in held({}, OSS_ENDPOINT=INNER)[0]
-
-
-@pytest.mark.parametrize("region", ["cn-hongkong", "ap-southeast-1"])
-def test_outside_of_mainland_china_no_call_is_made(region):
-    assert held({"ours": SHUT}, region) == ("", [])
+    for region in ("cn-hongkong", "ap-southeast-1"):
+        assert held({"ours": SHUT}, region) == ("", [])
 
 
 def test_the_client_uses_the_endpoint_of_the_provider():
-    made = oss.client(REGION, LOGGED_IN | {"OSS_ENDPOINT": INNER})
-
-    assert made.meta.endpoint_url == f"https://s3.oss-{REGION}-internal.aliyuncs.com"
+    for environ, host in (
+        ({}, f"oss-{REGION}.aliyuncs.com"),
+        ({"OSS_ENDPOINT": INNER}, f"oss-{REGION}-internal.aliyuncs.com"),
+    ):
+        assert oss.client(REGION, LOGGED_IN | environ).meta.endpoint_url == f"https://s3.{host}"
 
 
 # through the commands that upload
@@ -122,7 +111,6 @@ UPLOAD = {
     "urn": "urn:pulumi:d::gpu-fleet::alicloud:oss/bucketObject:BucketObject::payload",
     "newState": {"inputs": {"key": "image/payload/1.tar.gz"}},
 }
-QUIET = UPLOAD | {"op": "same"}
 
 
 @pytest.fixture
@@ -141,41 +129,34 @@ def at_home(monkeypatch):
     return answering
 
 
-def run_up(shell, step):  # noqa: F811 - the fixture
-    plan = json.dumps({"steps": [step]})
+@pytest.mark.parametrize(
+    ("buckets", "op", "goes_on"),
+    [
+        ({"ours": SHUT}, "create", False),
+        ({}, "create", False),
+        ({"ours": NOT_THERE}, "create", True),
+        ({"ours": SHUT}, "same", True),
+    ],
+    ids=["shut", "unknown", "open", "nothing to upload"],
+)
+def test_up_stops_before_its_first_upload_unless_the_account_may(
+    buckets,
+    op,
+    goes_on,
+    shell,  # noqa: F811 - the fixture
+    at_home,
+):
+    plan = json.dumps({"steps": [UPLOAD | {"op": op}]})
     shell.has_cli(f"""case "$*" in preview*--json*) echo '{plan}'; exit 0;; esac""")
-    return CliRunner().invoke(main, ["up", "alicloud-dev"])
 
+    with at_home(buckets) as asked:
+        done = CliRunner().invoke(main, ["up", "alicloud-dev"])
 
-def ups(shell):  # noqa: F811 - the fixture
-    return [call for call in shell.calls if call.startswith("up")]
-
-
-@pytest.mark.parametrize("buckets", [{"ours": SHUT}, {}], ids=["shut", "unknown"])
-def test_up_stops_before_its_first_upload(buckets, shell, at_home):  # noqa: F811 - the fixture
-    with at_home(buckets):
-        done = run_up(shell, UPLOAD)
-
-    assert done.exit_code == 1
-    assert "error: " in done.output
-    assert f"export OSS_ENDPOINT={INNER}" in done.output
-    assert ups(shell) == []
-
-
-def test_up_continues_where_the_account_may(shell, at_home):  # noqa: F811 - the fixture
-    with at_home({"ours": NOT_THERE}):
-        done = run_up(shell, UPLOAD)
-
-    assert done.exit_code == 0, done.output
-    assert len(ups(shell)) == 1
-
-
-def test_an_up_that_uploads_nothing_makes_no_call(shell, at_home):  # noqa: F811 - the fixture
-    with at_home({"ours": SHUT}) as asked:
-        done = run_up(shell, QUIET)
-
-    assert done.exit_code == 0, done.output
-    assert asked == []
+    assert done.exit_code == (not goes_on), done.output
+    assert ("error: " not in done.output) is goes_on
+    assert (f"export OSS_ENDPOINT={INNER}" not in done.output) is goes_on
+    assert [call.split()[0] for call in shell.calls].count("up") == goes_on
+    assert bool(asked) is (op == "create")
 
 
 def test_wheels_are_not_fetched_for_a_bucket_that_takes_none(at_home):

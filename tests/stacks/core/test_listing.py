@@ -32,42 +32,25 @@ def printed(name: str, columns: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=COMMANDS)
-def at_any_width(request) -> tuple[str, dict[int, str]]:
-    return request.param, {width: printed(request.param, str(width)) for width in (60, 80, 120, 200, 1000)}
-
-
 def words(text: str) -> set[str]:
     return {word for word in re.findall(r"[\w.,/-]{2,}", text) if re.search(r"\w", word)}
 
 
-def test_no_line_is_wider_than_the_terminal(at_any_width):
-    _, found = at_any_width
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_is_cut_or_too_wide_at_any_width_or_in_a_pipe(name):
+    found = {width: printed(name, str(width)) for width in (60, 80, 120, 200, 1000)}
+    wanted, piped = words(found[1000]), printed(name, "")
 
     for width, text in found.items():
         assert max(map(len, text.splitlines())) <= width
-
-
-def test_nothing_is_cut_at_any_width(at_any_width):
-    _, found = at_any_width
-    wanted = words(found[1000])
-
-    for width, text in found.items():
         assert "…" not in text
         squeezed = SIGNS.sub("", text)
         missing = {word for word in wanted if word not in text and SIGNS.sub("", word) not in squeezed}
         # a word that a column folds stands in pieces on several lines, each whole
         whole = {word for word in missing if len(word) <= 20}
         assert not whole or f"left out at {width} columns: " in text, whole
-
-
-def test_in_a_pipe_nothing_is_cut_either(at_any_width):
-    name, found = at_any_width
-
-    piped = printed(name, "")
-
     assert "…" not in piped
-    assert {word for word in words(found[1000]) if len(word) <= 20} <= words(piped)
+    assert {word for word in wanted if len(word) <= 20} <= words(piped)
 
 
 CELLS = st.text("abcdef0123456789.", min_size=1, max_size=30)

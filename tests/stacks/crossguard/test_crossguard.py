@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -49,6 +48,11 @@ def shipped(name: str) -> tuple[Resource, ...]:
     return tuple(Resource(resource.type, resource.name, resource.inputs) for resource in found)
 
 
+def broken_by(kind: str, inputs: dict[str, Any], profile: Profile = ANYWHERE) -> set[str]:
+    """Return the rules that one resource breaks."""
+    return {violation.rule.name for violation in violations([Resource(kind, "own", inputs)], profile)}
+
+
 # What it is warned of.
 WARNED = {"alicloud-prod": {"metadata-tokens-by-image"}, "local": {"budget-with-recipient"}}
 
@@ -77,6 +81,10 @@ def template(**disk: Any) -> Bend:
 
 
 AWS, ALICLOUD = "aws-prod", "alicloud-prod"
+TEMPLATE, ECS_TEMPLATE = "aws:ec2/launchTemplate", "alicloud:ecs/ecsLaunchTemplate"
+PUBLIC = [{"deviceIndex": 0, "associatePublicIpAddress": "true"}]
+AES = [{"applyServerSideEncryptionByDefault": {"sseAlgorithm": "AES256"}}]
+NOTHING = json.dumps({"Statement": []})
 # rule -> what is bent: a type, how
 BREAKS: dict[str, list[tuple[str, Bend]]] = {
     "no-public-ingress": [
@@ -85,17 +93,14 @@ BREAKS: dict[str, list[tuple[str, Bend]]] = {
         ("alicloud:ecs/securityGroupRule", with_(type="ingress", cidrIp="0.0.0.0/0", policy="accept")),
     ],
     "no-public-address": [
-        (
-            "aws:ec2/launchTemplate",
-            with_(networkInterfaces=[{"deviceIndex": 0, "associatePublicIpAddress": "true"}]),
-        ),
+        (TEMPLATE, with_(networkInterfaces=PUBLIC)),
         ("aws:ec2/subnet", with_(mapPublicIpOnLaunch=True)),
-        ("alicloud:ecs/ecsLaunchTemplate", with_(internetMaxBandwidthOut=5)),
+        (ECS_TEMPLATE, with_(internetMaxBandwidthOut=5)),
         ("alicloud:ecs/eipAssociation", with_(instanceType="EcsInstance")),
     ],
     "metadata-tokens": [
-        ("aws:ec2/launchTemplate", with_(metadataOptions={"httpTokens": "optional"})),
-        ("alicloud:ecs/ecsLaunchTemplate", with_(httpTokens=None)),
+        (TEMPLATE, with_(metadataOptions={"httpTokens": "optional"})),
+        (ECS_TEMPLATE, with_(httpTokens=None)),
     ],
     "no-wildcard": [
         ("aws:iam/rolePolicy", with_(policy=EVERYTHING)),
@@ -107,25 +112,18 @@ BREAKS: dict[str, list[tuple[str, Bend]]] = {
         ("alicloud:ram/role", with_(assumeRolePolicyDocument=ANYBODY)),
     ],
     "own-key-disks": [
-        ("aws:ec2/launchTemplate", template(encrypted="false", kmsKeyId="k")),
-        ("aws:ec2/launchTemplate", template(encrypted="true")),
-        ("aws:ec2/launchTemplate", template(encrypted="true", kmsKeyId="alias/aws/ebs")),
+        (TEMPLATE, template(encrypted="false", kmsKeyId="k")),
+        (TEMPLATE, template(encrypted="true")),
+        (TEMPLATE, template(encrypted="true", kmsKeyId="alias/aws/ebs")),
         ("alicloud:ess/scalingConfiguration", with_(dataDisks=[{"size": 100, "encrypted": True}])),
-        ("alicloud:ecs/ecsLaunchTemplate", with_(systemDisk={"encrypted": False})),
+        (ECS_TEMPLATE, with_(systemDisk={"encrypted": False})),
     ],
     "own-key-buckets": [
-        (
-            "aws:s3/bucketServerSideEncryptionConfiguration",
-            with_(rules=[{"applyServerSideEncryptionByDefault": {"sseAlgorithm": "AES256"}}]),
-        ),
+        ("aws:s3/bucketServerSideEncryptionConfiguration", with_(rules=AES)),
         ("alicloud:oss/bucket", with_(serverSideEncryptionRule=None)),
     ],
-    "own-key-topics": [
-        ("aws:sns/topic", with_(kmsMasterKeyId="alias/aws/sns")),
-    ],
-    "own-key-queues": [
-        ("aws:sqs/queue", with_(kmsMasterKeyId=None)),
-    ],
+    "own-key-topics": [("aws:sns/topic", with_(kmsMasterKeyId="alias/aws/sns"))],
+    "own-key-queues": [("aws:sqs/queue", with_(kmsMasterKeyId=None))],
     "own-key-logs": [
         ("aws:cloudwatch/logGroup", with_(kmsKeyId=None)),
         ("alicloud:log/store", with_(encryptConf={"enable": True})),
@@ -141,9 +139,9 @@ BREAKS: dict[str, list[tuple[str, Bend]]] = {
         ("alicloud:kms/key", with_(rotationInterval="31536000s")),
     ],
     "tls-only": [
-        ("aws:s3/bucketPolicy", with_(policy=json.dumps({"Statement": []}))),
+        ("aws:s3/bucketPolicy", with_(policy=NOTHING)),
         ("aws:s3/bucketPolicy", with_(policy=TLS_OF_ONE)),
-        ("aws:sns/topicPolicy", with_(policy=json.dumps({"Statement": []}))),
+        ("aws:sns/topicPolicy", with_(policy=NOTHING)),
         ("aws:efs/fileSystemPolicy", with_(policy=None)),
         ("alicloud:oss/bucketHttpsConfig", with_(enable=False)),
         ("alicloud:oss/bucketHttpsConfig", with_(tlsVersions=["TLSv1.1"])),
@@ -198,34 +196,20 @@ def test_a_stack_that_breaks_a_rule_is_refused_with_the_remedy():
     assert [row[:3] for row in rows if not refuses(row[0], *row[2:])] == []
 
 
-def of_a_users_own(kind: str, **inputs: Any) -> Resource:
-    return Resource(kind, "own", inputs)
-
-
 # What only a program beside gpu-fleet's declares.
+FROM_ANYWHERE = {"type": "ingress", "cidrBlocks": ["0.0.0.0/0"]}
+ALL_BUT_IAM = policy_of(Effect="Allow", NotAction="iam:*", Resource="*")
 OWN = [
-    (
-        "no-public-ingress",
-        of_a_users_own(
-            "aws:ec2/securityGroupRule:SecurityGroupRule", type="ingress", cidrBlocks=["0.0.0.0/0"]
-        ),
-    ),
-    ("no-public-address", of_a_users_own("aws:ec2/instance:Instance", associatePublicIpAddress=True)),
-    ("no-public-address", of_a_users_own("aws:ec2/eip:Eip", instance="i-0123456789abcdef0")),
-    ("own-key-disks", of_a_users_own("aws:ebs/volume:Volume", encrypted=True)),
-    (
-        "no-wildcard",
-        of_a_users_own(
-            "aws:iam/rolePolicy:RolePolicy", policy=policy_of(Effect="Allow", NotAction="iam:*", Resource="*")
-        ),
-    ),
+    ("no-public-ingress", "aws:ec2/securityGroupRule:SecurityGroupRule", FROM_ANYWHERE),
+    ("no-public-address", "aws:ec2/instance:Instance", {"associatePublicIpAddress": True}),
+    ("no-public-address", "aws:ec2/eip:Eip", {"instance": "i-0123456789abcdef0"}),
+    ("own-key-disks", "aws:ebs/volume:Volume", {"encrypted": True}),
+    ("no-wildcard", "aws:iam/rolePolicy:RolePolicy", {"policy": ALL_BUT_IAM}),
 ]
 
 
 def test_a_resource_of_a_users_own_breaks_the_same_rules():
-    found = [(rule, made.type, violations([made], ANYWHERE)) for rule, made in OWN]
-
-    assert [row for row in found if row[0] not in {each.rule.name for each in row[2]}] == []
+    assert [(rule, kind) for rule, kind, inputs in OWN if rule not in broken_by(kind, inputs)] == []
 
 
 # The rule that may only warn, and the shipped stack that it warns of.
@@ -256,13 +240,10 @@ def test_a_missing_budget_is_the_stacks_own_fault():
 def test_an_allowance_bound_by_a_condition_is_not_to_anybody():
     bound = json.loads(ANYBODY)
     bound["Statement"][0]["Condition"] = {"StringEquals": {"aws:PrincipalAccount": "123456789012"}}
+    kind = "aws:s3/bucketPolicy:BucketPolicy"
 
-    def found(document: str) -> list[str]:
-        policy = Resource("aws:s3/bucketPolicy:BucketPolicy", "b", {"policy": document})
-        return [violation.rule.name for violation in violations([policy], ANYWHERE)]
-
-    assert "no-anyone" in found(ANYBODY)
-    assert "no-anyone" not in found(json.dumps(bound))
+    assert "no-anyone" in broken_by(kind, {"policy": ANYBODY})
+    assert "no-anyone" not in broken_by(kind, {"policy": json.dumps(bound)})
 
 
 @pytest.fixture
@@ -278,24 +259,24 @@ def clinic(tmp_path) -> Callable[[str], Profile]:
 
 
 def test_a_profile_keeps_a_stack_where_its_law_wants_it(clinic):
-    def is_allowed(profile: str, region: str) -> bool:
-        provider = Resource("pulumi:providers:aws", "provider", {"region": region})
-        found = violations([provider], clinic(f'profile = "{profile}"'))
-        return "allowed-regions" not in {violation.rule.name for violation in found}
-
-    assert is_allowed("gdpr", "eu-central-1")
-    assert is_allowed("hipaa", "us-east-1")
-    for profile, region in (("gdpr", "us-east-1"), ("hipaa", "us-gov-west-1"), ("hipaa", "eu-west-1")):
-        assert not is_allowed(profile, region), (profile, region)
+    for name, region, allowed in (
+        ("gdpr", "eu-central-1", True),
+        ("hipaa", "us-east-1", True),
+        ("gdpr", "us-east-1", False),
+        ("hipaa", "us-gov-west-1", False),
+        ("hipaa", "eu-west-1", False),
+    ):
+        broken = broken_by("pulumi:providers:aws", {"region": region}, clinic(f'profile = "{name}"'))
+        assert ("allowed-regions" not in broken) is allowed, (name, region)
 
 
 def test_a_profile_that_names_what_is_not_there_is_refused(clinic):
-    with pytest.raises(
-        ProfileError, match=r"stacks\.clinic\.profile = 'gpdr': there are default, gdpr, hipaa"
-    ):
-        clinic('profile = "gpdr"')
-    with pytest.raises(ProfileError, match=r"stacks\.clinic\.advisory names 'tls': there are .*tls-only"):
-        clinic('advisory = ["tls"]')
+    for line, says in {
+        'profile = "gpdr"': r"stacks\.clinic\.profile = 'gpdr': there are default, gdpr, hipaa",
+        'advisory = ["tls"]': r"stacks\.clinic\.advisory names 'tls': there are .*tls-only",
+    }.items():
+        with pytest.raises(ProfileError, match=says):
+            clinic(line)
 
 
 def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_stack():
@@ -322,24 +303,22 @@ class Proxy(dict[str, Any]):
 @pytest.fixture
 def offered(monkeypatch) -> Callable[[str], dict[str, SimpleNamespace]]:
     """Return a function to the pack's policies for a stack by name, with a fake of the SDK."""
+    made: list[SimpleNamespace] = []
+    plain = ("ResourceValidationPolicy", "StackValidationPolicy")
+    typing = ("ReportViolation", "ResourceValidationArgs", "StackValidationArgs")
+    sdk = SimpleNamespace(
+        EnforcementLevel=Enum("EnforcementLevel", {"MANDATORY": "mandatory", "ADVISORY": "advisory"}),
+        Severity=Severity,
+        PolicyPack=lambda name, policies: made.extend(policies),
+        **dict.fromkeys(plain, SimpleNamespace),
+        **dict.fromkeys(typing, object),
+    )
+    monkeypatch.setitem(sys.modules, "pulumi_policy", sdk)
+    proxy = SimpleNamespace(UnknownValueError=NotYetError)
+    monkeypatch.setitem(sys.modules, "pulumi_policy.proxy", proxy)
+    monkeypatch.delitem(sys.modules, "gpu_fleet_stacks.crossguard.pack", raising=False)
 
     def policies_of(stack: str) -> dict[str, SimpleNamespace]:
-        made: list[SimpleNamespace] = []
-        sdk = SimpleNamespace(
-            EnforcementLevel=Enum("EnforcementLevel", {"MANDATORY": "mandatory", "ADVISORY": "advisory"}),
-            Severity=Severity,
-            PolicyPack=lambda name, policies: made.extend(policies),
-            ResourceValidationPolicy=SimpleNamespace,
-            StackValidationPolicy=SimpleNamespace,
-            ReportViolation=object,
-            ResourceValidationArgs=object,
-            StackValidationArgs=object,
-        )
-        monkeypatch.setitem(sys.modules, "pulumi_policy", sdk)
-        monkeypatch.setitem(
-            sys.modules, "pulumi_policy.proxy", SimpleNamespace(UnknownValueError=NotYetError)
-        )
-        monkeypatch.delitem(sys.modules, "gpu_fleet_stacks.crossguard.pack", raising=False)
         monkeypatch.setenv("PULUMI_STACK", stack)
         runpy.run_path(str(PACK), run_name="__main__")
         return {policy.name: policy for policy in made}
@@ -347,13 +326,9 @@ def offered(monkeypatch) -> Callable[[str], dict[str, SimpleNamespace]]:
     return policies_of
 
 
-def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpu_fleet_stacks.crossguard", *arguments]
-    return ran(command, cwd=PACK.parents[1])
-
-
 def test_the_pack_explains_itself_without_its_sdk_and_says_who_starts_it():
-    explained, by_hand = started("--help"), started()
+    command = [sys.executable, "-m", "gpu_fleet_stacks.crossguard"]
+    explained, by_hand = (ran([*command, *flags], cwd=PACK.parents[1]) for flags in (["--help"], []))
 
     assert (explained.returncode, explained.stderr) == (0, "")
     assert "gpu-fleet preview STACK" in explained.stdout
@@ -364,11 +339,11 @@ def test_the_pack_explains_itself_without_its_sdk_and_says_who_starts_it():
 
 def test_the_pack_offers_every_rule_at_the_level_of_the_stack(offered):
     policies = offered("local")
+    wildcard = policies["no-wildcard"]
 
     assert set(policies) == {rule.name for rule in RULES}
     assert policies["budget-with-recipient"].enforcement_level.value == "advisory"
-    assert policies["no-wildcard"].enforcement_level.value == "mandatory"
-    assert policies["no-wildcard"].severity is Severity.CRITICAL
+    assert (wildcard.enforcement_level.value, wildcard.severity) == ("mandatory", Severity.CRITICAL)
 
 
 def test_the_pack_reports_a_resource_and_a_stack_to_the_engine(offered):

@@ -2,10 +2,10 @@
 
 import gzip
 import hashlib
+import io
 import json
 import shutil
 import tarfile
-from pathlib import Path
 
 import pytest
 import yaml
@@ -64,14 +64,45 @@ def changed(text, **payload):
     return "#cloud-config\n" + yaml.safe_dump(config)
 
 
-def lacking(content, part):
-    """Write a payload's tarball without the files whose names begin so."""
-    target = content.with_name("lacking.tar.gz")
-    with tarfile.open(content) as whole, tarfile.open(target, "w:gz", compresslevel=1) as left:
+def put(cloud, content):
+    """Put another payload into the stack's bucket; return its key."""
+    key = f"{built.PREFIX}/{hashlib.sha256(content).hexdigest()}.tar.gz"
+    account = cloud.rehearsed.outputs["bucket_uris"]["records"].rpartition("-")[2]
+    s3 = first_boots.boto3.client("s3", region_name="us-east-1")
+    s3.put_object(Bucket=f"gpu-fleet-aws-dev-records-{account}", Key=key, Body=content)
+    return key
+
+
+def offer(cloud, content):
+    """Put another payload into the stack's bucket; return its description in the user data."""
+    return {"key": put(cloud, content), "sha256": hashlib.sha256(gzip.decompress(content)).hexdigest()}
+
+
+def lacking(cloud, part):
+    """Offer the payload without the files whose names begin so."""
+    target = io.BytesIO()
+    with (
+        tarfile.open(built.built("aws").path) as whole,
+        tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as left,
+    ):
         for member in whole:
             if not member.name.startswith(part):
                 left.addfile(member, whole.extractfile(member))
-    return target
+    return offer(cloud, target.getvalue())
+
+
+def test_without_the_agent_or_its_unit_in_the_payload_the_chain_breaks(cloud, text, tmp_path):
+    agent = lacking(cloud, "python/gpu_fleet_image/instance/agent/")
+    unit = lacking(cloud, f"rootfs/etc/systemd/system/{AGENT}")
+
+    boot(cloud, changed(text, **agent), tmp_path / "agent")
+    ended = run_enabled(cloud, tmp_path / "agent", AGENT, *SHORTLY)
+    with pytest.raises(ChildError):
+        boot(cloud, changed(text, **unit), tmp_path / "unit")
+
+    assert ended.returncode != 0
+    assert "agent" in ended.stderr
+    assert AGENT not in first_boot.enabled_units(tmp_path / "unit")
 
 
 def test_an_instance_gets_agent_packages_and_trainer_and_says_what_it_lacks_of_its_type(
@@ -95,115 +126,62 @@ def test_an_instance_gets_agent_packages_and_trainer_and_says_what_it_lacks_of_i
         run_enabled(cloud, root, AGENT, *SHORTLY)
 
 
-def test_without_the_agent_in_the_payload_the_chain_breaks(cloud, text, tmp_path, monkeypatch):
-    payload = built.built("aws")
-    shutil.copyfile(payload.path, tmp_path / "whole.tar.gz")
-    left = lacking(tmp_path / "whole.tar.gz", "python/gpu_fleet_image/instance/agent/")
-    document = offer(cloud, left)
+def test_without_the_bootstrap_in_the_user_data_the_chain_breaks(cloud, text, tmp_path):
+    whole = yaml.safe_load(text)
+    files = whole.pop("write_files")
+    parts = [[file for file in files if not file["path"].endswith(end)] for end in ("/fetch", ".service")]
+    configs = [whole | {"write_files": left} for left in parts]
+    configs.append({"write_files": files} | {key: it for key, it in whole.items() if key != "runcmd"})
 
-    boot(cloud, changed(text, **document), tmp_path / "root")
-    ended = run_enabled(cloud, tmp_path / "root", AGENT, *SHORTLY)
-
-    assert ended.returncode != 0
-    assert "agent" in ended.stderr
-
-
-def test_without_its_unit_in_the_payload_the_chain_breaks(cloud, text, tmp_path):
-    shutil.copyfile(built.built("aws").path, tmp_path / "whole.tar.gz")
-    left = lacking(tmp_path / "whole.tar.gz", f"rootfs/etc/systemd/system/{AGENT}")
-
-    with pytest.raises(ChildError):
-        boot(cloud, changed(text, **offer(cloud, left)), tmp_path / "root")
-
-    assert AGENT not in first_boot.enabled_units(tmp_path / "root")
+    for number, config in enumerate(configs):
+        with pytest.raises((first_boot.FirstBootError, ChildError)):
+            boot(cloud, yaml.safe_dump(config), tmp_path / f"root-{number}")
 
 
-@pytest.mark.parametrize("part", ["runcmd", "program", "unit"])
-def test_without_the_bootstrap_in_the_user_data_the_chain_breaks(cloud, text, tmp_path, part):
-    config = yaml.safe_load(text)
-    if part == "runcmd":
-        del config["runcmd"]
-    else:
-        end = {"program": "/fetch", "unit": ".service"}[part]
-        config["write_files"] = [file for file in config["write_files"] if not file["path"].endswith(end)]
-
-    with pytest.raises((first_boot.FirstBootError, ChildError)):
-        boot(cloud, yaml.safe_dump(config), tmp_path / "root")
-
-
-def put(cloud, content):
-    """Put another payload into the stack's bucket; return its key."""
-    key = f"{built.PREFIX}/other.tar.gz"
-    bucket = (
-        f"gpu-fleet-aws-dev-records-{cloud.rehearsed.outputs['bucket_uris']['records'].rpartition('-')[2]}"
-    )
-    first_boots.boto3.client("s3", region_name="us-east-1").put_object(Bucket=bucket, Key=key, Body=content)
-    return key
-
-
-def offer(cloud, file: Path):
-    """Put another payload into the stack's bucket; return its description in the user data."""
-    content = file.read_bytes()
-    key = put(cloud, content)
-    return {"key": key, "sha256": hashlib.sha256(gzip.decompress(content)).hexdigest()}
-
-
-def failing(cloud, text, root, match):
-    """Boot an instance that must fail; return the line with the reason."""
-    with pytest.raises(ChildError, match=match):
+def failing(cloud, text, root):
+    """Boot an instance that must fail and unpack nothing; return the line with the reason."""
+    with pytest.raises(ChildError, match="exit code 1"):
         boot(cloud, text, root)
     said = root.with_suffix(".log").read_text()
     assert "Traceback" not in said
+    assert not (root / "opt/gpu-fleet/payload").exists()
     (line,) = [line for line in said.splitlines() if "event=bootstrap-failed" in line]
     return line
 
 
-def test_a_payload_that_is_not_there_is_one_line(cloud, text, tmp_path):
-    said = failing(cloud, changed(text, key="image/payload/0.tar.gz"), tmp_path / "root", "exit code 1")
+def test_a_payload_that_is_not_there_of_another_hash_or_cut_short_is_one_line(cloud, text, tmp_path):
+    cut = put(cloud, built.built("aws").path.read_bytes()[:-100_000])
+    for number, (payload, says) in enumerate(
+        (
+            ({"key": "image/payload/0.tar.gz"}, "/0.tar.gz: HTTP 404 NoSuchKey: the payload is not there"),
+            ({"sha256": "0" * 64}, f"the user data has {'0' * 64}"),
+            ({"key": cut}, "no whole gzip: "),
+            ({"key": put(cloud, b"no gzip at all")}, "no whole gzip: "),
+        )
+    ):
+        assert says in failing(cloud, changed(text, **payload), tmp_path / f"root-{number}")
 
-    assert "image/payload/0.tar.gz: HTTP 404 NoSuchKey: the payload is not there" in said
 
-
-def test_a_payload_of_another_hash_is_not_unpacked(cloud, text, tmp_path):
-    said = failing(cloud, changed(text, sha256="0" * 64), tmp_path / "root", "exit code 1")
-
-    assert f"the user data has {'0' * 64}" in said
-    assert not (tmp_path / "root/opt/gpu-fleet/payload").exists()
+def test_a_bucket_that_nothing_leads_to_or_an_instance_without_a_role_is_one_line(
+    cloud, text, tmp_path, monkeypatch
+):
+    for variable, says in (
+        ("AWS_ENDPOINT_URL", "no way to the bucket: http://127.0.0.1:9/"),
+        ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "no keys of the instance"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(cloud.environment, variable, "http://127.0.0.1:9")
+            assert says in failing(cloud, text, tmp_path / variable)
 
 
 def test_a_payload_that_another_zlib_compressed_is_unpacked(cloud, text, tmp_path):
     tar = gzip.decompress(built.built("aws").path.read_bytes())
-    (tmp_path / "other.tar.gz").write_bytes(gzip.compress(tar, 1))
-    offered = offer(cloud, tmp_path / "other.tar.gz")
+    offered = offer(cloud, gzip.compress(tar, 1))
 
     boot(cloud, changed(text, **offered), tmp_path / "root")
 
     assert offered["sha256"] == built.built("aws").sha256
     assert (tmp_path / "root/opt/gpu-fleet/lib/gpu_fleet_image/core").is_dir()
-
-
-@pytest.mark.parametrize("broken", [lambda whole: whole[:-100_000], lambda whole: b"no gzip at all"])
-def test_a_payload_that_is_cut_short_is_one_line(cloud, text, tmp_path, broken):
-    key = put(cloud, broken(built.built("aws").path.read_bytes()))
-
-    said = failing(cloud, changed(text, key=key), tmp_path / "root", "exit code 1")
-
-    assert "no whole gzip: " in said
-    assert not (tmp_path / "root/opt/gpu-fleet/payload").exists()
-
-
-def test_a_bucket_that_nothing_leads_to_is_one_line(cloud, text, tmp_path, monkeypatch):
-    monkeypatch.setitem(cloud.environment, "AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-
-    said = failing(cloud, text, tmp_path / "root", "exit code 1")
-
-    assert "no way to the bucket: http://127.0.0.1:9/" in said
-
-
-def test_an_instance_without_a_role_is_one_line(cloud, text, tmp_path, monkeypatch):
-    monkeypatch.setitem(cloud.environment, "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-
-    assert "no keys of the instance" in failing(cloud, text, tmp_path / "root", "exit code 1")
 
 
 def test_a_full_disk_is_one_line(cloud, text, tmp_path):

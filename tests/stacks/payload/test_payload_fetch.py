@@ -85,26 +85,16 @@ def test_nothing_but_plain_files_below_the_folder_is_unpacked(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def unit() -> configparser.ConfigParser:
-    """Return the unit that the user data writes."""
-    found = configparser.ConfigParser(interpolation=None, strict=False)
-    found.optionxform = str  # systemd's keys have capitals
-    found.read_string(user_data.UNIT_TEXT)
-    return found
+def test_the_unit_runs_at_every_boot_until_the_recipe_has_left_its_mark_and_tries_what_can_heal_again():
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # systemd's keys have capitals
+    unit.read_string(user_data.UNIT_TEXT)
+    mark = bootstrap.RecipePlace(Path("/payload"), Path("/"), "aws").marker
+    final = {int(status) for status in unit["Service"]["RestartPreventExitStatus"].split()}
 
-
-def test_the_unit_tries_again_what_another_try_can_heal_and_nothing_else():
-    service = unit()["Service"]
-    final = {int(status) for status in service["RestartPreventExitStatus"].split()}
-
-    assert service["Restart"] == "on-failure"
-    assert unit()["Unit"]["StartLimitIntervalSec"] == "0"
+    assert unit["Unit"]["ConditionPathExists"] == f"!{mark}"
+    assert unit["Install"]["WantedBy"] == "multi-user.target"
+    assert unit["Service"]["Restart"] == "on-failure"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
     assert final == {fetch.FinalError.status, bootstrap.INCOMPLETE}
     assert fetch.BootError.status not in final
-
-
-def test_the_unit_runs_at_every_boot_until_the_recipe_has_left_its_mark():
-    mark = bootstrap.RecipePlace(Path("/payload"), Path("/"), "aws").marker
-
-    assert unit()["Unit"]["ConditionPathExists"] == f"!{mark}"
-    assert unit()["Install"]["WantedBy"] == "multi-user.target"

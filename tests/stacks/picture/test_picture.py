@@ -55,22 +55,20 @@ def boxes(group):
 def assert_readable(root):
     for group in [each for each in root.iter(f"{SVG}g") if each.find(f"{SVG}rect") is not None]:
         frame = group.find(f"{SVG}rect")
+        wide, high = float(frame.get("width")), float(frame.get("height"))
         held = list(boxes(group))
-        for left, right, y in held:
-            assert left >= 0, texts(group)
-            assert right <= float(frame.get("width")), texts(group)
-            assert y < float(frame.get("height")), texts(group)
+        assert all(left >= 0 and right <= wide and y < high for left, right, y in held), texts(group)
         for one, other in combinations(held, 2):
             apart = one[1] <= other[0] or other[1] <= one[0] or abs(one[2] - other[2]) >= svg.SIZE
             assert apart, texts(group)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_pool_has_its_name_its_types_and_the_amounts_of_cost(name):
+def test_a_pool_has_its_name_types_and_cost_and_budget_and_worst_month_are_bars_of_one_scale(name):
     one = stack_files.settings_of(name)
-    cost = estimate(one)
+    cost, root = estimate(one), drawn(one)
 
-    groups = panels(drawn(one), "pool") + panels(drawn(one), "shared")
+    groups, [bars] = panels(root, "pool") + panels(root, "shared"), panels(root, "budget")
 
     for (pool_name, lines), group in zip(by_pool(cost), groups, strict=True):
         title, *said = texts(group)
@@ -80,27 +78,15 @@ def test_a_pool_has_its_name_its_types_and_the_amounts_of_cost(name):
             assert f"{span(Level.MAX, lines).worst.amount:,.2f}" in said
     for each, group in zip(one.pools, groups, strict=False):
         assert all(any(kind in line for line in texts(group)) for kind in each.types)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_budget_and_worst_month_are_bars_of_one_scale(name):
-    one = stack_files.settings_of(name)
-
-    [group] = panels(drawn(one), "budget")
-
-    _, worst, budget = (float(bar.get("width")) for bar in group.findall(f"{SVG}rect")[1:])
-    share = float(estimate(one).worst_month.amount) / one.budget.monthly
+    _, worst, budget = (float(bar.get("width")) for bar in bars.findall(f"{SVG}rect")[1:])
+    share = float(cost.worst_month.amount) / one.budget.monthly
     assert worst / budget == pytest.approx(share, rel=0.01)
 
 
 def test_each_nat_gateway_has_a_route_and_is_named_in_its_zone():
     network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a", "us-east-1b"]}
-    routes = {
-        nat: len(list(drawn(stack(network=network | {"nat": nat})).iter(f"{SVG}line")))
-        for nat in ("one", "per_zone")
-    }
-
-    assert routes == {"one": 1, "per_zone": 2}
+    for nat, routes in (("one", 1), ("per_zone", 2)):
+        assert len(list(drawn(stack(network=network | {"nat": nat})).iter(f"{SVG}line"))) == routes
 
 
 @settings(max_examples=15, deadline=None)
@@ -109,15 +95,15 @@ def test_no_text_leaves_its_panel_or_meets_another(content):
     assert_readable(drawn(from_mapping("any", content)))
 
 
-@pytest.mark.parametrize("many", [1, 6])
-def test_wide_names_and_many_types_stay_readable(many):
+def test_wide_names_and_many_types_stay_readable():
     types = ["g5.xlarge", "g6.xlarge", "g4dn.xlarge", "g5.2xlarge"]
-    pools = [pool(name=f"{'mw' * 8}{index}", types=types, size={"max": 9_999}) for index in range(many)]
+    for many in (1, 6):
+        pools = [pool(name=f"{'mw' * 8}{index}", types=types, size={"max": 9_999}) for index in range(many)]
 
-    root = drawn(stack(pools=pools, owner="W" * 120))
+        root = drawn(stack(pools=pools, owner="W" * 120))
 
-    assert len(panels(root, "pool")) == many
-    assert_readable(root)
+        assert len(panels(root, "pool")) == many
+        assert_readable(root)
 
 
 def test_a_queue_and_a_price_that_nobody_knows_are_named():
@@ -141,19 +127,12 @@ def test_the_command_draws_a_file_of_a_folder_and_says_where(tmp_path):
     assert ElementTree.parse(target).findtext(f"{SVG}title") == "GPU fleet mine: AWS us-east-1"
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    done = CliRunner().invoke(show, ["aws-dev", "-o", str(tmp_path / "none" / "a.svg")])
-
-    assert (
-        str(done.exception)
-        == f"--output = '{tmp_path}/none/a.svg': cannot be written: No such file or directory"
-    )
-
-
-def test_a_file_that_is_not_named_as_an_svg_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_or_is_not_named_as_an_svg_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    done = CliRunner().invoke(show, ["aws-dev", "-o", "json"])
+    nowhere, other = (CliRunner().invoke(show, ["aws-dev", "-o", file]) for file in ("none/a.svg", "json"))
 
-    assert "'-o' / '--output': 'json'; allowed: a file whose name ends in .svg" in done.output
-    assert not Path("json").exists()
+    cannot = "--output = 'none/a.svg': cannot be written: No such file or directory"
+    assert str(nowhere.exception) == cannot
+    assert "'-o' / '--output': 'json'; allowed: a file whose name ends in .svg" in other.output
+    assert list(tmp_path.iterdir()) == []

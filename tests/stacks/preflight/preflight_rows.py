@@ -25,13 +25,18 @@ class Row:
     says: str = ""
     account: Any = field(default=None, repr=False)
     stack: Stack | None = field(default=None, repr=False)
-    remedy: str = field(default="", kw_only=True)
+    remedy: str = ""
 
     def fits(self, finding: Finding) -> bool:
         """Return whether a finding matches; a problem without a remedy does not."""
         helps = bool(finding.remedy) or self.rating is not Rating.PROBLEM
         same = (finding.subject, finding.rating) == (self.subject, self.rating)
         return same and helps and self.says in finding.says and self.remedy in finding.remedy
+
+
+def about(subject: str, stack: Stack | None, *table: tuple[Any, ...]) -> list[Row]:
+    """Return a row of one subject for each rating, text, account, and remedy if it says one."""
+    return [Row(subject, rating, says, cloud, stack, *remedy) for rating, says, cloud, *remedy in table]
 
 
 def wrong(rows: Iterable[Row], look: Look, room: Any, sound: Stack) -> list[str]:

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from gpu_fleet_stacks.clients.aws import clients_in
@@ -25,7 +24,7 @@ from tests.stacks.preflight.preflight_aws import (
     offers,
     wrong_of,
 )
-from tests.stacks.preflight.preflight_rows import Row
+from tests.stacks.preflight.preflight_rows import Row, about
 
 FINE, NOTE, PROBLEM, UNCHECKED = Rating
 
@@ -122,12 +121,6 @@ def test_each_quota_holds_what_the_stack_needs_beside_what_others_of_the_account
     assert wrong_of(*rows) == []
 
 
-def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
-    subjects = found(reserved("capacity-block"), account())
-
-    assert not [subject for subject in subjects if subject.startswith("vCPUs")]
-
-
 # zones
 
 
@@ -145,22 +138,26 @@ def scored(score: int) -> Account:
 
 def test_a_zone_sells_what_a_pool_asks_for():
     spot, efa = stack(pools=[pool(market="spot")]), stack(pools=[pool(**P4D)])
-    types, template = "types of dev", "the template asks for 4"
+    template = "the template asks for 4"
     both, neither = "us-east-1a, us-east-1b sell g5.xlarge", "us-east-1a, us-east-1b sell no g5.xlarge"
+    types = about(
+        "types of dev",
+        None,
+        (FINE, both, sold_in("us-east-1a", "us-east-1b")),
+        (NOTE, "us-east-1a sell no g5.xlarge", sold_in("us-east-1b"), "sold in us-east-1b"),
+        (PROBLEM, neither, sold_in("us-east-1f"), "sold in us-east-1f"),
+        (PROBLEM, neither, sold_in(), "name other types"),
+    )
     rows = (
-        Row(types, FINE, both, sold_in("us-east-1a", "us-east-1b")),
-        Row(types, NOTE, "us-east-1a sell no g5.xlarge", sold_in("us-east-1b"), remedy="sold in us-east-1b"),
-        Row(types, PROBLEM, neither, sold_in("us-east-1f"), remedy="sold in us-east-1f"),
-        Row(types, PROBLEM, neither, sold_in(), remedy="name other types"),
-        Row(types, PROBLEM, "us-east-1b sell no p4d.24xlarge", sold_in("us-east-1a"), efa),
+        Row("types of dev", PROBLEM, "us-east-1b sell no p4d.24xlarge", sold_in("us-east-1a"), efa),
         Row("EFA of dev", FINE, f"p4d.24xlarge has 4 adapters, {template}", with_adapters(4), efa),
         Row("EFA of dev", PROBLEM, f"p4d.24xlarge has 2 adapters, {template}", with_adapters(2), efa),
         Row("EFA of dev", PROBLEM, f"has 0 adapters, {template}", with_adapters(4, supported=False), efa),
         Row("spot for dev", FINE, "2 instances at once: placement score 4 of 10", scored(4), spot),
-        Row("spot for dev", NOTE, "placement score 3 of 10", scored(3), spot, remedy="on_demand_fallback"),
+        Row("spot for dev", NOTE, "placement score 3 of 10", scored(3), spot, "on_demand_fallback"),
     )
 
-    assert wrong_of(*rows) == []
+    assert wrong_of(*types, *rows) == []
 
 
 # reservations
@@ -185,61 +182,47 @@ def holding(*held: dict[str, Any]) -> Account:
         "AvailableInstanceCount": 4,
         "ReservationType": "default",
     }
-    names = [f"cr-0123456789abcdef{number}" for number in range(len(held))]
-    arn = f"arn:aws:ec2:us-east-1:{ID}:capacity-reservation"
+    known = {f"cr-0123456789abcdef{number}": sound | each for number, each in enumerate(held)}
+    arns = [f"arn:aws:ec2:us-east-1:{ID}:capacity-reservation/{name}" for name in known]
 
     def page(asked: dict[str, Any]) -> dict[str, Any]:
         place = int(asked.get("NextToken", 0))
-        rows = [{"Identifier": {"ResourceArn": f"{arn}/{name}"}} for name in names[place : place + 1]]
-        return {"Resources": rows, **({"NextToken": str(place + 1)} if place + 1 < len(names) else {})}
+        rows = [{"Identifier": {"ResourceArn": arn}} for arn in arns[place : place + 1]]
+        return {"Resources": rows, **({"NextToken": str(place + 1)} if place + 1 < len(arns) else {})}
 
     def described(asked: dict[str, Any]) -> dict[str, Any]:
-        rows = [
-            sound | each
-            for name, each in zip(names, held, strict=True)
-            if name in asked["CapacityReservationIds"]
-        ]
-        return {"CapacityReservations": rows}
+        return {
+            "CapacityReservations": [known[name] for name in asked["CapacityReservationIds"] if name in known]
+        }
 
     return account(resource_groups_ListGroupResources=page, ec2_DescribeCapacityReservations=described)
 
 
 def test_each_of_several_reservations_is_asked_for_by_itself():
     names = [f"cr-0123456789abcdef{number}" for number in range(3)]
-    until = ("2027-03-31T11:30Z", None, None)
-    held = [
-        {"id": name, "zone": "us-east-1a", "count": 2, "until": end}
-        for name, end in zip(names, until, strict=True)
-    ]
-    settings = stack(
-        pools=[pool(market="reservation", types=["p5.48xlarge"], reservations=held, size={"max": 6})]
-    )
+    until = dict(zip(names, ("2027-03-31T11:30Z", None, None), strict=True))
+    held = [{"id": name, "zone": "us-east-1a", "count": 2, "until": end} for name, end in until.items()]
+    reserving = pool(market="reservation", types=["p5.48xlarge"], reservations=held, size={"max": 6})
     ends = datetime(2027, 3, 31, 11, 30, tzinfo=UTC)
     account = holding({"EndDate": ends}, {"EndDate": ends}, {"AvailabilityZone": "us-east-1b"})
-
-    rows = (
-        Row(f"reservation {names[0]} of dev", FINE, "4 of 4 free; 2 of them beyond count", account, settings),
-        Row(
-            f"reservation {names[1]} of dev",
-            PROBLEM,
-            "ends 2027-03-31T11:30Z, and pools.reservations says until null; the pool wants 2",
-            account,
-            settings,
-        ),
-        Row(
-            f"reservation {names[2]} of dev", PROBLEM, "is in us-east-1b; the pool wants 2", account, settings
-        ),
+    too_early = "ends 2027-03-31T11:30Z, and pools.reservations says until null; the pool wants 2"
+    says = (
+        (FINE, "4 of 4 free; 2 of them beyond count"),
+        (PROBLEM, too_early),
+        (PROBLEM, "is in us-east-1b; the pool wants 2"),
     )
+    rows = [
+        Row(f"reservation {name} of dev", *said, account, stack(pools=[reserving]))
+        for name, said in zip(names, says, strict=True)
+    ]
 
     assert wrong_of(*rows) == []
 
 
 def test_a_reservation_is_there_and_fits_the_pool_and_those_of_a_group_count_together():
     group = reserved(by=f"arn:aws:resource-groups:us-east-1:{ID}:group/odcr")
-    half, block = (
-        {"TotalInstanceCount": 2, "AvailableInstanceCount": 1},
-        {"ReservationType": "capacity-block"},
-    )
+    half = {"TotalInstanceCount": 2, "AvailableInstanceCount": 1}
+    block = {"ReservationType": "capacity-block"}
     table = (
         (reserved(), [{}], "active, 4 of 4 free"),
         (reserved(), [{"State": "expired"}], "is expired;"),
@@ -261,19 +244,16 @@ def test_a_reservation_is_there_and_fits_the_pool_and_those_of_a_group_count_tog
     ]
 
     assert wrong_of(*rows) == []
+    assert not [subject for subject in found(reserved("capacity-block"), account()) if "vCPUs" in subject]
 
 
 # what the account must have
 
 
-def imaged(**changes: Any) -> Account:
-    return account(ec2_DescribeImages={"Images": [IMAGE | changes]})
-
-
-def written(value: str | None, name: str) -> Account:
-    """Return an account whose parameter names an image, or without the parameter."""
+def imaged(value: str | None = None, **changes: Any) -> Account:
+    """Return an account with the image so changed, and a parameter that names one or is missing."""
     parameter = {"Parameter": {"Value": value}} if value else Refusal("ParameterNotFound", "")
-    return account(ssm_GetParameter=parameter, ec2_DescribeImages={"Images": [IMAGE | {"Name": name}]})
+    return account(ssm_GetParameter=parameter, ec2_DescribeImages={"Images": [IMAGE | changes]})
 
 
 def test_an_image_is_ours_valid_and_small_enough():
@@ -287,38 +267,28 @@ def test_an_image_is_ours_valid_and_small_enough():
         f"{AMI} is not in us-east-1": account(ec2_DescribeImages={"Images": []}),
         f"{AMI} is not": account(ec2_DescribeImages=gone),
     }
-    rows = [
-        Row("image", PROBLEM, says, cloud, remedy="Bake and build an image")
-        for says, cloud in accounts.items()
-    ]
+    remedy = "Bake and build an image"
 
-    assert wrong_of(*rows) == []
+    assert wrong_of(*(Row("image", PROBLEM, *row, None, remedy) for row in accounts.items())) == []
 
 
-def test_the_image_that_would_boot_now_is_said():
+def test_the_image_that_would_boot_now_is_said_and_one_of_amazon_is_trusted():
+    other = "ami-0bbbbbbbbbbbbbbbb"
     following = stack(image={"id": AMI, "base_id": "ami-0aaaaaaaaaaaaaaaa", "mode": "baked"})
+    behind = stack(image={"parameter": "/aws/service/some/ami-id"})
     until = f"{AMI} (deep learning), bootstrapped until the first build"
-    built = "ami-0bbbbbbbbbbbbbbbb (gpu-fleet-test-2026-11-22), baked"
-    after = written("ami-0bbbbbbbbbbbbbbbb", "gpu-fleet-test-2026-11-22")
+    after = imaged(other, Name="gpu-fleet-test-2026-11-22")
+    amazons = imaged(other, OwnerId="1", ImageOwnerAlias="amazon")
     rows = (
-        Row("image", FINE, until, written(None, "deep learning"), following),
-        Row("image", FINE, until, written(AMI, "deep learning"), following),
-        Row("image", FINE, built, after, following),
+        Row("image", FINE, until, imaged(None, Name="deep learning"), following),
+        Row("image", FINE, until, imaged(AMI, Name="deep learning"), following),
+        Row("image", FINE, f"{other} (gpu-fleet-test-2026-11-22), baked", after, following),
+        Row("image", FINE, f"{other} (", amazons, behind),
     )
 
     assert wrong_of(*rows) == []
     assert ("ssm:GetParameter", {"Name": "/imagebuilder/gpu-fleet-test/ami"}) in after.asked
-
-
-def test_an_image_of_amazon_behind_a_parameter_is_trusted():
-    cloud = account(
-        ssm_GetParameter={"Parameter": {"Value": "ami-0aaaaaaaaaaaaaaaa"}},
-        ec2_DescribeImages={"Images": [IMAGE | {"OwnerId": "1", "ImageOwnerAlias": "amazon"}]},
-    )
-    behind = stack(image={"parameter": "/aws/service/some/ami-id"})
-
-    assert wrong_of(Row("image", FINE, "ami-0aaaaaaaaaaaaaaaa (", cloud, behind)) == []
-    assert ("ec2:DescribeImages", {"ImageIds": ["ami-0aaaaaaaaaaaaaaaa"]}) in cloud.asked
+    assert ("ec2:DescribeImages", {"ImageIds": [other]}) in amazons.asked
 
 
 def key_is(state: str) -> dict[str, Any]:
@@ -359,16 +329,14 @@ def verified(*identities: str, **of_account: bool) -> Account:
 
 def test_a_sender_is_verified_and_may_mail_anybody():
     mailing = stack(notify={"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"})
-    neither = "neither fleet@mail.example.com nor its domain"
-    sandbox = verified("mail.example.com", ProductionAccessEnabled=False)
-    rows = (
-        Row(
-            "sender", FINE, "fleet@mail.example.com is verified", verified("fleet@mail.example.com"), mailing
-        ),
-        Row("sender", FINE, "mail.example.com is verified", verified("mail.example.com"), mailing),
-        Row("sender", PROBLEM, neither, verified("example.com"), mailing),
-        Row("sender", PROBLEM, "sandbox", sandbox, mailing),
-        Row("sender", PROBLEM, "paused", verified("mail.example.com", SendingEnabled=False), mailing),
+    rows = about(
+        "sender",
+        mailing,
+        (FINE, "fleet@mail.example.com is verified", verified("fleet@mail.example.com")),
+        (FINE, "mail.example.com is verified", verified("mail.example.com")),
+        (PROBLEM, "neither fleet@mail.example.com nor its domain", verified("example.com")),
+        (PROBLEM, "sandbox", verified("mail.example.com", ProductionAccessEnabled=False)),
+        (PROBLEM, "paused", verified("mail.example.com", SendingEnabled=False)),
     )
 
     assert wrong_of(*rows) == []
@@ -384,17 +352,17 @@ def secret(answer: Any) -> Account:
 def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use_and_not_read():
     posting = stack(notify={"webhooks": [{"kind": "slack", "secret": "rooms/vision"}]})
     deleted = {"DeletedDate": datetime(2026, 11, 1, tzinfo=UTC)}
-    table = (
-        ({"Name": "rooms/vision"}, FINE, "its secret exists"),
-        ({"KmsKeyId": "alias/gpu-fleet-test"}, FINE, "its secret exists"),
-        ({"KmsKeyId": "alias/other"}, PROBLEM, "the sweep may not use"),
-        (deleted, PROBLEM, "is being deleted"),
-        (Refusal("ResourceNotFoundException", "no"), PROBLEM, "there is no secret rooms/vision"),
-        (Refusal(), UNCHECKED, "secretsmanager:DescribeSecret"),
+    missing = Refusal("ResourceNotFoundException", "no")
+    rows = about(
+        "webhook rooms/vision",
+        posting,
+        (FINE, "its secret exists", secret({"Name": "rooms/vision"})),
+        (FINE, "its secret exists", secret({"KmsKeyId": "alias/gpu-fleet-test"})),
+        (PROBLEM, "the sweep may not use", secret({"KmsKeyId": "alias/other"})),
+        (PROBLEM, "is being deleted", secret(deleted)),
+        (PROBLEM, "there is no secret rooms/vision", secret(missing)),
+        (UNCHECKED, "secretsmanager:DescribeSecret", secret(Refusal())),
     )
-    rows = [
-        Row("webhook rooms/vision", rating, says, secret(answer), posting) for answer, rating, says in table
-    ]
 
     assert wrong_of(*rows) == []
     assert "secretsmanager:GetSecretValue" not in {name for row in rows for name, _ in row.account.asked}
@@ -408,31 +376,22 @@ def run(name: str, cloud: Account, monkeypatch):
     return CliRunner().invoke(preflight, [name])
 
 
-@pytest.mark.parametrize(
-    ("cloud", "code"),
-    [
+def test_the_exit_code_says_whether_there_is_room(monkeypatch):
+    for cloud, code in (
         (account(ssm_GetParameter={"Parameter": {"Value": AMI}}), 0),
         (account(ssm_GetParameter=Refusal()), 3),
         (account(1, ssm_GetParameter=Refusal()), 1),
         (Account({}), 3),
-    ],
-    ids=["room", "unchecked", "problems", "no-credentials"],
-)
-def test_the_exit_code_says_whether_there_is_room(cloud, code, monkeypatch):
-    done = run("aws-dev", cloud, monkeypatch)
-
-    assert done.exit_code == code
-    nobody = "could not be checked, so nothing else was: Could not connect to the endpoint"
-    assert (nobody in done.output) == (not cloud.answers)
+    ):
+        done = run("aws-dev", cloud, monkeypatch)
+        assert done.exit_code == code
+        nobody = "could not be checked, so nothing else was: Could not connect to the endpoint"
+        assert (nobody in done.output) == (not cloud.answers)
 
 
 def test_every_problem_is_reported_at_once_with_what_to_do(monkeypatch):
-    cloud = account(
-        allowed=1,
-        ssm_GetParameter=Refusal(),
-        ec2_DescribeInstanceTypeOfferings=offers(),
-        kms_DescribeKey=key_is("Disabled"),
-    )
+    disabled = {"ec2_DescribeInstanceTypeOfferings": offers(), "kms_DescribeKey": key_is("Disabled")}
+    cloud = account(allowed=1, ssm_GetParameter=Refusal(), **disabled)
 
     done = run("aws-prod", cloud, monkeypatch)
 
@@ -451,11 +410,9 @@ def test_every_problem_is_reported_at_once_with_what_to_do(monkeypatch):
 
 def test_against_moto_whatever_it_knows_is_answered():
     """moto has no EC2 quotas; it answers everything else for the local stack."""
-    settings = stack_files.settings_of("local")
-    with environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}), moto_server(settings.region):
-        answers = {
-            finding.subject: finding.rating for finding in aws.look(settings, clients_in(settings.region))
-        }
+    local = stack_files.settings_of("local")
+    with environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}), moto_server(local.region):
+        answers = {each.subject: each.rating for each in aws.look(local, clients_in(local.region))}
 
     assert {rating for subject, rating in answers.items() if subject.startswith("vCPUs")} == {UNCHECKED}
     known = ("account", "VPCs", "types of shared", "image", "key")
@@ -466,13 +423,11 @@ MADE = datetime(2026, 11, 26, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def started(name: str, pool_name: str, at: datetime, **more: Any) -> dict[str, Any]:
-    tags = {"gpu-fleet:stack": "test", "gpu-fleet:pool": pool_name}
-    tagged = [{"Key": key, "Value": value} for key, value in tags.items()]
-    return {"InstanceId": name, "LaunchTime": at, "Tags": tagged, **more}
-
-
 def test_instances_that_are_older_than_the_user_role_of_their_pool_are_named():
+    def started(name: str, pool_name: str, at: datetime, **more: Any) -> dict[str, Any]:
+        pool_tag = {"Key": "gpu-fleet:pool", "Value": pool_name}
+        return {"InstanceId": name, "LaunchTime": at, "Tags": [*tagged("test")["Tags"], pool_tag], **more}
+
     disk = [{"Ebs": {"AttachTime": MADE - DAY}}]
     running = [
         started("i-old", "dev", MADE - DAY),
@@ -482,12 +437,9 @@ def test_instances_that_are_older_than_the_user_role_of_their_pool_are_named():
     ]
     role = {"Path": "/", "RoleName": "gpu-fleet-test-dev-user-0a1b2c3", "RoleId": "AROA0123456789ABCDEF"}
     roles = [role | {"Arn": f"arn:aws:iam::{ID}:role/{role['RoleName']}", "CreateDate": MADE}]
-    settings = stack(pools=[pool(), pool(name="dev-large")])
-    cloud = account(
-        ec2_DescribeInstances={"Reservations": [{"Instances": running}]}, iam_ListRoles={"Roles": roles}
-    )
+    there = {"ec2_DescribeInstances": {"Reservations": [{"Instances": running}]}}
+    cloud = account(**there, iam_ListRoles={"Roles": roles})
+    old = found(stack(pools=[pool(), pool(name="dev-large")]), cloud)["instances"]
 
-    finding = found(settings, cloud)["instances"]
-
-    assert finding.rating is PROBLEM
-    assert finding.says.startswith("i-of-a-pool-without, i-old, i-started-anew: older than the user role")
+    assert old.rating is PROBLEM
+    assert old.says.startswith("i-of-a-pool-without, i-old, i-started-anew: older than the user role")

@@ -10,7 +10,7 @@ from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.edits import EXISTING
 from tests.stacks.examples import stack
 from tests.stacks.preflight.preflight_aws import ID, account, found, wrong_of
-from tests.stacks.preflight.preflight_rows import Row
+from tests.stacks.preflight.preflight_rows import Row, about
 
 FINE, NOTE, PROBLEM, UNCHECKED = Rating
 VPC, SUBNETS = EXISTING["vpc_id"], EXISTING["subnets"]
@@ -94,11 +94,13 @@ def test_a_subnet_of_an_existing_vpc_is_private_in_its_zone_and_leads_out():
 
 
 def test_without_internet_a_subnet_needs_the_way_to_s3_alone():
-    inside, subnet = guest(existing=EXISTING | {"internet": False}), "subnet of us-east-1a"
-    rows = (
-        Row(subnet, FINE, "", foreign_vpc(routes=[TO_S3]), inside),
-        Row(subnet, PROBLEM, "no route to an S3 gateway endpoint", foreign_vpc(routes=()), inside),
-        Row(subnet, PROBLEM, "no route to an S3 gateway endpoint", foreign_vpc(routes=[TO_NAT]), inside),
+    inside = guest(existing=EXISTING | {"internet": False})
+    rows = about(
+        "subnet of us-east-1a",
+        inside,
+        (FINE, "", foreign_vpc(routes=[TO_S3])),
+        (PROBLEM, "no route to an S3 gateway endpoint", foreign_vpc(routes=())),
+        (PROBLEM, "no route to an S3 gateway endpoint", foreign_vpc(routes=[TO_NAT])),
     )
 
     assert wrong_of(*rows) == []
@@ -144,12 +146,13 @@ def bucket_of(*, encrypted_by: str = "", policy: Any = (TLS_ONLY,), **changes: A
     """Return an account with the bucket, and without the stack's own."""
     by_kms = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": encrypted_by}
     rule = {"ApplyServerSideEncryptionByDefault": by_kms if encrypted_by else {"SSEAlgorithm": "AES256"}}
+
+    def head(params):
+        there = params["Bucket"] == "lab-datasets"
+        return {"BucketRegion": "us-east-1"} if there else Refusal("404", "Not Found")
+
     answers: dict[str, Any] = {
-        "s3_HeadBucket": lambda params: (
-            {"BucketRegion": "us-east-1"}
-            if params["Bucket"] == "lab-datasets"
-            else Refusal("404", "Not Found")
-        ),
+        "s3_HeadBucket": head,
         "s3_GetBucketEncryption": {"ServerSideEncryptionConfiguration": {"Rules": [rule]}},
         "s3_GetBucketPolicy": {"Policy": json.dumps({"Statement": policy})},
     }
@@ -213,6 +216,7 @@ def mount_targets(*zones: str, **changes: Any) -> dict[str, Any]:
 
 def with_files(*rules: dict[str, Any], **changes: Any) -> Account:
     """Return an account with an encrypted EFS, mount targets in each zone, and these rules of their group."""
+    interface = {"NetworkInterfaceId": "eni-0123456789abcdef0", "Groups": [{"GroupId": GROUP}]}
     answers: dict[str, Any] = {
         "efs_DescribeFileSystems": file_system(),
         "efs_DescribeFileSystemPolicy": Refusal("PolicyNotFound", "no policy"),
@@ -221,49 +225,39 @@ def with_files(*rules: dict[str, Any], **changes: Any) -> Account:
         "ec2_DescribeSecurityGroupRules": {"SecurityGroupRules": list(rules)},
         "ec2_DescribeSecurityGroups": {"SecurityGroups": [{"GroupId": POOLS_GROUP}]},
         "fsx_DescribeFileSystems": lustre(),
-        "ec2_DescribeNetworkInterfaces": {
-            "NetworkInterfaces": [
-                {"NetworkInterfaceId": "eni-0123456789abcdef0", "Groups": [{"GroupId": GROUP}]}
-            ]
-        },
+        "ec2_DescribeNetworkInterfaces": {"NetworkInterfaces": [interface]},
     }
     return foreign_vpc(**answers | changes)
 
 
 def lustre(**changes: Any) -> dict[str, Any]:
-    files = {
-        "FileSystemId": FSX,
-        "FileSystemType": "LUSTRE",
-        "VpcId": VPC,
-        "NetworkInterfaceIds": ["eni-0123456789abcdef0"],
-    }
+    files = {"FileSystemId": FSX, "FileSystemType": "LUSTRE", "VpcId": VPC}
+    files |= {"NetworkInterfaceIds": ["eni-0123456789abcdef0"]}
     return {"FileSystems": [files | {"LustreConfiguration": {"MountName": "abcdefgh"}} | changes]}
 
 
 def test_existing_homes_let_the_subnets_in_or_the_remedy_says_what_their_owner_must_open():
-    open_, shut = (
-        f"{EFS} is encrypted, and lets the stack's subnets in",
-        f"the groups of {EFS} do not let in ",
-    )
+    open_ = f"{EFS} is encrypted, and lets the stack's subnets in"
+    shut = f"the groups of {EFS} do not let in "
     owner = (
         "its owner runs: aws ec2 authorize-security-group-ingress --region us-east-1 "
         f"--group-id {GROUP} --protocol tcp --port 2049 --cidr 172.20.1.0/24"
     )
-    half = NFS | {"CidrIpv4": "172.20.0.0/24"}
-    table = [
-        (FINE, open_, ANY_PORT, ""),
-        (FINE, open_, NFS | {"ReferencedGroupInfo": {"GroupId": POOLS_GROUP}}, ""),
-        (PROBLEM, f"{shut}172.20.1.0/24 at TCP 2049", half, owner),
-        (PROBLEM, shut, NFS | ALL | {"IsEgress": True}, ""),
-        (PROBLEM, shut, NFS | ALL | {"IpProtocol": "udp"}, ""),
-        (PROBLEM, shut, NFS | ALL | {"FromPort": 22, "ToPort": 22}, ""),
-        (PROBLEM, shut, NFS | {"ReferencedGroupInfo": {"GroupId": "sg-0aaaaaaaaaaaaaaaa"}}, ""),
-    ]
-    settings = borrowing(home={"id": EFS})
-    rows = [
-        Row("homes", rating, says, with_files(rule), settings, remedy=remedy)
-        for rating, says, rule, remedy in table
-    ]
+
+    def by_group(name: str) -> dict[str, Any]:
+        return NFS | {"ReferencedGroupInfo": {"GroupId": name}}
+
+    rows = about(
+        "homes",
+        borrowing(home={"id": EFS}),
+        (FINE, open_, with_files(ANY_PORT)),
+        (FINE, open_, with_files(by_group(POOLS_GROUP))),
+        (PROBLEM, f"{shut}172.20.1.0/24 at TCP 2049", with_files(NFS | {"CidrIpv4": "172.20.0.0/24"}), owner),
+        (PROBLEM, shut, with_files(NFS | ALL | {"IsEgress": True})),
+        (PROBLEM, shut, with_files(NFS | ALL | {"IpProtocol": "udp"})),
+        (PROBLEM, shut, with_files(NFS | ALL | {"FromPort": 22, "ToPort": 22})),
+        (PROBLEM, shut, with_files(by_group("sg-0aaaaaaaaaaaaaaaa"))),
+    )
 
     assert wrong_of(*rows) == []
 
@@ -296,7 +290,9 @@ def test_an_existing_lustre_is_there_by_its_name_and_lets_the_subnets_in():
     half_open = with_files(NFS | ALL | {"FromPort": 988, "ToPort": 988})
     shut = "172.20.0.0/24 at TCP 1018-1023, 172.20.1.0/24 at TCP 1018-1023"
     another_name = fsx(lustre(LustreConfiguration={"MountName": "fsx"}))
-    table = (
+    rows = about(
+        "scratch",
+        borrowing(scratch={"id": FSX, "mount_name": "abcdefgh"}),
         (FINE, f"{FSX} is encrypted, and lets the stack's subnets in", with_files(ANY_PORT)),
         (PROBLEM, f"the groups of {FSX} do not let in {shut}", half_open),
         (PROBLEM, f"{FSX} is not in us-east-1", fsx(Refusal("FileSystemNotFound", "no"))),
@@ -304,6 +300,5 @@ def test_an_existing_lustre_is_there_by_its_name_and_lets_the_subnets_in():
         (PROBLEM, f"{FSX} is in vpc-0aaaaaaaa", fsx(lustre(VpcId="vpc-0aaaaaaaa"))),
         (PROBLEM, f"the mount name of {FSX} is fsx", another_name),
     )
-    settings = borrowing(scratch={"id": FSX, "mount_name": "abcdefgh"})
 
-    assert wrong_of(*(Row("scratch", rating, says, cloud, settings) for rating, says, cloud in table)) == []
+    assert wrong_of(*rows) == []

@@ -59,11 +59,6 @@ def drain_and_delete(clients: RegionClients, resource: Registration) -> None:
     autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
 
 
-def delete_service_linked_role(clients: RegionClients, resource: Registration) -> None:
-    """A task of IAM's own; moto has none, and knows the role as any other."""
-    clients("iam").delete_role(RoleName=resource.outputs["name"])
-
-
 def delete_role(clients: RegionClients, resource: Registration) -> None:
     """With whatever is still attached to it."""
     iam, name = clients("iam"), resource.id
@@ -89,11 +84,6 @@ def delete_internet_gateway(clients: RegionClients, resource: Registration) -> N
     ec2.delete_internet_gateway(InternetGatewayId=resource.id)
 
 
-def disassociate(clients: RegionClients, resource: Registration) -> None:
-    """A subnet goes back to the main table."""
-    clients("ec2").disassociate_route_table(AssociationId=resource.id)
-
-
 def revoke(direction: str) -> Deleter:
     """One rule of a security group, by its id."""
 
@@ -111,12 +101,6 @@ def listed(service: str, operation: str, parameter: str) -> Deleter:
         getattr(clients(service), operation)(**{parameter: [resource.id]})
 
     return delete
-
-
-def delete_role_policy(clients: RegionClients, resource: Registration) -> None:
-    """A policy inside a role."""
-    role, _, name = resource.id.partition(":")
-    clients("iam").delete_role_policy(RoleName=role, PolicyName=name)
 
 
 def delete_schedule(clients: RegionClients, resource: Registration) -> None:
@@ -159,7 +143,7 @@ _DELETERS: dict[str, Deleter] = {
     ),
     "cloudtrail/trail": call("cloudtrail", "delete_trail", Name="name"),
     "ec2/routeTable": call("ec2", "delete_route_table", RouteTableId="id"),
-    "ec2/routeTableAssociation": disassociate,
+    "ec2/routeTableAssociation": call("ec2", "disassociate_route_table", AssociationId="id"),
     "ec2/securityGroup": call("ec2", "delete_security_group", GroupId="id"),
     "ec2/subnet": call("ec2", "delete_subnet", SubnetId="id"),
     "ec2/vpc": call("ec2", "delete_vpc", VpcId="id"),
@@ -171,9 +155,9 @@ _DELETERS: dict[str, Deleter] = {
     "iam/instanceProfile": delete_instance_profile,
     "iam/policy": call("iam", "delete_policy", PolicyArn="id"),
     "iam/role": delete_role,
-    "iam/rolePolicy": delete_role_policy,
+    "iam/rolePolicy": call("iam", "delete_role_policy", RoleName="role", PolicyName="name"),
     "iam/rolePolicyAttachment": call("iam", "detach_role_policy", RoleName="role", PolicyArn="policyArn"),
-    "iam/serviceLinkedRole": delete_service_linked_role,
+    "iam/serviceLinkedRole": call("iam", "delete_role", RoleName="name"),
     "kms/alias": call("kms", "delete_alias", AliasName="id"),
     "kms/key": schedule_key_deletion,
     "lambda/function": call("lambda", "delete_function", FunctionName="id"),

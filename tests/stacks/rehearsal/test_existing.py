@@ -72,11 +72,3 @@ def test_what_is_named_is_made_with_subnets_for_every_zone_and_encrypted_homes()
     assert files["Encrypted"]
     assert files["NumberOfMountTargets"] == len(zones)
     assert ids["fs-0123456789abcdef0"] == files["FileSystemId"]
-
-
-def test_the_configuration_then_names_the_ids_of_moto():
-    changed = existing.renamed(
-        {"gpu-fleet:network": '{"vpc_id": "vpc-1", "subnets": {}}'}, {"vpc-1": "vpc-2"}
-    )
-
-    assert changed == {"gpu-fleet:network": '{"vpc_id": "vpc-2", "subnets": {}}'}

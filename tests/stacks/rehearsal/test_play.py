@@ -109,14 +109,6 @@ def test_a_stack_of_alibaba_cloud_is_recorded_whole(tmp_path):
     assert figures["resources"]["recorded"] > 100
 
 
-def test_a_wrong_name_is_answered_with_the_stacks_there_are():
-    done = run("prodd")
-
-    assert done.returncode == 1
-    assert "no stack 'prodd'; known:" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 def test_a_former_result_that_cannot_be_removed_is_named_with_the_reason(tmp_path):
     (tmp_path / "rehearsal").mkdir()
     (tmp_path / "rehearsal/aws-dev").write_text("a file, which even root cannot remove as a folder\n")

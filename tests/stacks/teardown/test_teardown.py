@@ -1,6 +1,7 @@
 """The order and the refusals of `gpu-fleet destroy`, with a small fake of cloud and engine."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -184,17 +185,6 @@ def test_the_key_of_a_replica_is_left_to_the_engine_which_knows_its_region():
     assert [did for did in world.did if did.startswith("key in")] == ["key in 7"]
 
 
-def test_a_destroy_that_failed_is_finished_by_running_it_again():
-    world = World(fails=3)
-
-    for _ in range(3):
-        with pytest.raises(TeardownError):
-            world.run(delete_data=frozenset(KINDS))
-    world.run(delete_data=frozenset(KINDS))
-
-    assert world.left == set()
-
-
 def test_instances_that_do_not_leave_end_the_wait_and_nothing_else_is_touched():
     world = World(fleet=[BUSY], drains=False)
 
@@ -232,7 +222,7 @@ def worlds(draw):
     return World(parts, objects=objects, remnants=remnants)
 
 
-@given(worlds(), st.frozensets(st.sampled_from(KINDS)), st.integers(0, 3))
+@given(worlds(), st.frozensets(st.sampled_from(KINDS)) | st.just(frozenset(KINDS)), st.integers(0, 3))
 def test_nothing_kept_is_ever_without_its_key(world, given_up, fails):
     """After any interruption the world refuses to delete a key before the resources that it encrypts."""
     world.fails = fails
@@ -243,10 +233,8 @@ def test_nothing_kept_is_ever_without_its_key(world, given_up, fails):
         if decided.refusals:
             assert world.did == []
             return
-        try:
+        with suppress(TeardownError):
             teardown.run(found, decided)
-        except TeardownError:
-            continue
 
     assert GROUP not in world.left
     for kind, urn in BUCKETS.items():
@@ -255,6 +243,8 @@ def test_nothing_kept_is_ever_without_its_key(world, given_up, fails):
             assert world.objects[kind] == before[kind]
     if world.remnants:
         assert KEY in world.left
+    elif given_up == set(KINDS):
+        assert world.left == set()
 
 
 def test_a_hold_counts_unless_it_is_surely_over():

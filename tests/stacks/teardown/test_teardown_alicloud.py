@@ -144,6 +144,11 @@ class Fleet:
     def run(self, *arguments: str):
         return CliRunner().invoke(destroy, [NAME, *arguments])
 
+    def destroy(self, *arguments: str):
+        done = self.run(*arguments)
+        assert done.exit_code == 0, done.output
+        return done
+
     def of_type(self, token):
         return self.world.rehearsed.of_type(token)
 
@@ -193,9 +198,8 @@ def test_protected_instances_leave_through_their_group_and_data_its_key_and_its_
 ):
     fleet.world.capacity = capacity
 
-    done = fleet.run("--yes")
+    done = fleet.destroy("--yes")
 
-    assert done.exit_code == 0, done.output
     assert fleet.world.states == {}
     assert fleet.asked("DeleteInstances") == []
     assert [call["InstanceIds.1"] for call in fleet.asked("SetInstancesProtection")] == ["i-busy"]
@@ -211,9 +215,8 @@ def test_protected_instances_leave_through_their_group_and_data_its_key_and_its_
 def test_data_that_is_given_up_is_deleted_after_the_fleet_and_the_key_after_the_data(fleet, guarded):
     fleet.world.guarded = guarded
 
-    done = fleet.run("--yes", "--delete-data", "all")
+    fleet.destroy("--yes", "--delete-data", "all")
 
-    assert done.exit_code == 0, done.output
     assert {kind: fleet.versions(kind) for kind in fleet.buckets} == dict.fromkeys(fleet.buckets, 0)
     (key,) = fleet.of_type(KEY)
     assert fleet.world.pending == {key.id: "7"}
@@ -230,9 +233,8 @@ def test_a_snapshot_under_the_key_keeps_the_key(fleet):
     (key,) = fleet.of_type(KEY)
     fleet.world.snapshots = {"s-1": key.id, "s-2": "another-key"}
 
-    done = fleet.run("--yes", "--delete-data", "all")
+    done = fleet.destroy("--yes", "--delete-data", "all")
 
-    assert done.exit_code == 0, done.output
     assert fleet.world.pending == {}
     assert "needed by 1 snapshots" in done.output
 

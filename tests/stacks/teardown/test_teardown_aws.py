@@ -38,6 +38,11 @@ class Fleet:
     def run(self, *arguments: str, typed: str = ""):
         return CliRunner().invoke(destroy, [self.name, *arguments], input=typed)
 
+    def destroy(self, *arguments: str):
+        done = self.run(*arguments)
+        assert done.exit_code == 0, done.output
+        return done
+
     @property
     def key_id(self) -> str:
         return self.rehearsed.of_type(KEY)[0].id
@@ -97,9 +102,8 @@ def test_data_that_was_not_given_up_stays_readable_under_its_settings_and_everyt
     dev.start()
     dev.fill("checkpoints", "records")
 
-    done = dev.run("--yes")
+    done = dev.destroy("--yes")
 
-    assert done.exit_code == 0, done.output
     assert dev.instances() == []
     assert dev.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
     s3, kept = dev.client("s3"), dev.buckets["checkpoints"]
@@ -122,9 +126,8 @@ def test_data_that_was_not_given_up_stays_readable_under_its_settings_and_everyt
 def test_all_data_given_up_is_deleted_when_nothing_writes_and_leaves_a_key_that_waits_for_its_end(dev):
     dev.fill("data", "checkpoints", "records")
 
-    done = dev.run("--yes", "--delete-data", "all")
+    done = dev.destroy("--yes", "--delete-data", "all")
 
-    assert done.exit_code == 0, done.output
     assert dev.client("s3").list_buckets()["Buckets"] == []
     assert dev.client("efs").describe_file_systems()["FileSystems"] == []
     assert dev.key_state() == "PendingDeletion"
@@ -144,9 +147,8 @@ def test_a_snapshot_under_the_key_keeps_the_key(dev):
         SourceRegion=REGION, SourceSnapshotId=taken, Encrypted=True, KmsKeyId=key.outputs["arn"]
     )
 
-    done = dev.run("--yes", "--delete-data", "all")
+    done = dev.destroy("--yes", "--delete-data", "all")
 
-    assert done.exit_code == 0, done.output
     assert dev.key_state() == "Enabled"
     assert "needed by 1 snapshots" in done.output
     assert KEY in dev.left()
@@ -182,11 +184,10 @@ def test_a_held_instance_stops_everything_until_a_reason_is_given(dev):
     dev.tag(held, {"gpu-fleet:keep-until": until, "gpu-fleet:keep-reason": "deadline"})
 
     refused = dev.run("--yes")
-    done = dev.run("--yes", "--ignore-holds", "account closes on Friday")
+    dev.destroy("--yes", "--ignore-holds", "account closes on Friday")
 
     assert f"{held} (" in str(refused.exception)
     assert "deadline" in str(refused.exception)
-    assert done.exit_code == 0, done.output
     assert "gpu-fleet destroy, holds ignored: account closes on Friday" in dev.destroys()[0]
 
 
@@ -241,9 +242,8 @@ def test_a_protected_stack_keeps_its_data_and_says_how_to_lift_that(tmp_path, mo
         assert lift in str(refused.exception)
         assert prod.destroys() == []
 
-        done = prod.run("--yes")
+        done = prod.destroy("--yes")
 
-        assert done.exit_code == 0, done.output
         stored = prod.client("s3").list_buckets()["Buckets"]
         assert {bucket["Name"] for bucket in stored} == set(prod.buckets.values())
         assert prod.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
@@ -265,9 +265,8 @@ def test_a_state_of_an_older_release_keeps_its_data_too(dev):
     pulumi_stand_in.write(dev.state, old)
     dev.fill("checkpoints")
 
-    done = dev.run("--yes")
+    dev.destroy("--yes")
 
-    assert done.exit_code == 0, done.output
     assert dev.key_state() == "Enabled"
     assert dev.client("s3").get_public_access_block(Bucket=dev.buckets["checkpoints"])
 
