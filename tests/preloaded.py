@@ -41,40 +41,16 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 PACKAGES = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.run",
-    "torch.distributed.tensor.parallel",
-    "torch.optim.swa_utils",
-    "torch.profiler",
-    "transformers.conversion_mapping",
-    "transformers.models.llama.modeling_llama",
-    "aliyunsdkcore.client",
-    "boto3",
-    "click",
-    "numpy",
-    "PIL.PngImagePlugin",
-    "psutil",
-    "pydantic",
-    "pynvml",
-    "safetensors.torch",
-    "tensorboardX",
+    *("torch", "torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"),
+    *("torch.distributed.pipelining", "torch.distributed.run", "torch.distributed.tensor.parallel"),
+    *("torch.optim.swa_utils", "torch.profiler", "transformers.conversion_mapping"),
+    *("transformers.models.llama.modeling_llama", "aliyunsdkcore.client", "boto3", "click", "numpy"),
+    *("PIL.PngImagePlugin", "psutil", "pydantic", "pynvml", "safetensors.torch", "tensorboardX"),
 )
 # What functions make clients of.
 SERVICES = (
-    "autoscaling",
-    "ce",
-    "cloudwatch",
-    "ec2",
-    "identitystore",
-    "imagebuilder",
-    "pricing",
-    "s3",
-    "sns",
-    "sts",
+    *("autoscaling", "ce", "cloudwatch", "ec2", "identitystore", "imagebuilder", "pricing"),
+    *("s3", "sns", "sts"),
 )
 FUNCTIONS = ("boto3", "s3transfer.manager", "urllib3", "dateutil.parser", "dateutil.tz", "ssl")
 TORCHRUN, TRAINER = "torch.distributed.run", "gpu_fleet"

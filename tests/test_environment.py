@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,41 +11,38 @@ import yaml
 
 import environment
 from tests.longest import LONGEST, longest_first
-from tests.ran import executable
+from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_torch_and_cuda_are_in_a_lock_of_their_own(tmp_path):
     whole, torch = tmp_path / "whole", tmp_path / "torch"
-    whole.write_text(
-        "# head\nnumpy==1 \\\n    --hash=a\nnvidia-cublas==1\nnvidia-ml-py==2\ntorch==3 \\\n    --hash=b\n"
-    )
+    numpy, torch_too = "numpy==1 \\\n    --hash=a\n", "torch==3 \\\n    --hash=b\n"
+    whole.write_text(f"# head\n{numpy}nvidia-cublas==1\nnvidia-ml-py==2\n{torch_too}")
 
     environment.split(whole, torch)
 
-    assert whole.read_text() == "# head\nnumpy==1 \\\n    --hash=a\nnvidia-ml-py==2\n"
-    assert torch.read_text() == "# head\nnvidia-cublas==1\ntorch==3 \\\n    --hash=b\n"
+    assert whole.read_text() == f"# head\n{numpy}nvidia-ml-py==2\n"
+    assert torch.read_text() == f"# head\nnvidia-cublas==1\n{torch_too}"
 
 
 def never() -> bool:
     raise AssertionError("asked the network")
 
 
-@pytest.mark.parametrize(
-    ("platform", "gpu", "reachable", "first"),
-    [
-        (("Linux", "x86_64"), False, lambda: True, environment.CPU_BUILD),
-        (("Linux", "x86_64"), False, lambda: False, environment.CPU_ELSEWHERE),
-        (("Linux", "x86_64"), True, never, environment.FROM_PYPI),
-        (("Darwin", "arm64"), False, never, environment.FROM_PYPI),
-    ],
-)
-def test_torch_brings_cuda_only_where_there_is_a_gpu_or_no_other_build(platform, gpu, reachable, first):
-    sources = environment.torch_sources(*platform, gpu, reachable)
+def test_torch_brings_cuda_only_where_there_is_a_gpu_or_no_other_build():
+    linux, reached = ("Linux", "x86_64"), [lambda: True, lambda: False]
+    sources = [
+        *(environment.torch_sources(*linux, False, answer) for answer in reached),
+        environment.torch_sources(*linux, True, never),
+        environment.torch_sources("Darwin", "arm64", False, never),
+    ]
 
-    assert sources[0] == first
-    assert sources[-1] == environment.FROM_PYPI
+    pypi = environment.FROM_PYPI
+    wanted = [environment.CPU_BUILD, environment.CPU_ELSEWHERE, pypi, pypi]
+    assert [each[0] for each in sources] == wanted
+    assert all(each[-1] == pypi for each in sources)
 
 
 def test_an_index_that_cannot_be_reached_is_named_and_asked_once(monkeypatch, capsys):
@@ -105,15 +101,7 @@ def test_make_lets_python_keep_what_it_compiled():
     forbidden = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     asking = 'include Makefile\ntold: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"\n'
 
-    done = subprocess.run(
-        ["make", "--silent", "-f", "-", "told"],
-        input=asking,
-        cwd=ROOT,
-        env=forbidden,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran(["make", "--silent", "-f", "-", "told"], input=asking, cwd=ROOT, env=forbidden, check=True)
 
     assert done.stdout == "[]\n"
 
@@ -156,57 +144,53 @@ exit 2
 
 def run_ci(folder, *, failed=(), failing=0, broken="nothing", boot_s=0):
     """CI with a `make` of which the first so many `test` fail. Gives it and what it asked for."""
-    words = {"failed": json.dumps(dict.fromkeys(failed, True)), "failing": failing}
-    for path, text in {
-        ".ci/run": (ROOT / ".ci/run").read_text(),
-        "bin/make": MAKE.format(**words, broken=broken, boot_s=boot_s),
-        "bin/promtool": "",
-    }.items():
+    failures = json.dumps(dict.fromkeys(failed, True))
+    make = MAKE.format(failed=failures, failing=failing, broken=broken, boot_s=boot_s)
+    for path, text in (".ci/run", (ROOT / ".ci/run").read_text()), ("bin/make", make), ("bin/promtool", ""):
         executable(folder / path, text)
     own = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    ran = subprocess.run([folder / ".ci/run"], env=own, capture_output=True, text=True, check=False)
-    return ran, (folder / "asked").read_text().splitlines()
+    return ran([folder / ".ci/run"], env=own), (folder / "asked").read_text().splitlines()
 
 
 def test_ci_runs_the_module_of_a_failure_again_and_names_what_passes_then(tmp_path):
-    ran, asked = run_ci(tmp_path, failed=["tests/test_a.py::test_b"], failing=1)
+    done, asked = run_ci(tmp_path, failed=["tests/test_a.py::test_b"], failing=1)
 
-    assert ran.returncode == 0, ran.stderr
+    assert done.returncode == 0, done.stderr
     assert asked[-2:] == ["test", "test ARGS=-n 0 tests/test_a.py "]
-    assert "passed with its module run again, mend it: tests/test_a.py::test_b" in ran.stdout
+    assert "passed with its module run again, mend it: tests/test_a.py::test_b" in done.stdout
 
 
 @pytest.mark.parametrize(("tests", "failing"), [(1, 2), (4, 1), (0, 1)])
 def test_ci_ends_where_a_test_fails_again_or_many_fail_or_none_is_named(tmp_path, tests, failing):
     failed = [f"tests/test_a.py::test_{number}" for number in range(tests)]
 
-    ran, _ = run_ci(tmp_path, failed=failed, failing=failing)
+    done, _ = run_ci(tmp_path, failed=failed, failing=failing)
 
-    assert ran.returncode != 0
-    assert "mend it" not in ran.stdout
+    assert done.returncode != 0
+    assert "mend it" not in done.stdout
 
 
 def test_ci_tests_when_the_image_has_booted_and_says_what_each_took(tmp_path):
-    ran, asked = run_ci(tmp_path, boot_s=0.3)
+    done, asked = run_ci(tmp_path, boot_s=0.3)
 
-    assert ran.returncode == 0, ran.stderr
+    assert done.returncode == 0, done.stderr
     assert asked.index("booted") < asked.index("test")
     assert set(asked) == {".venv/.ready", "boot", "booted", "lint", "rehearse", "test-libraries", "test"}
-    assert re.findall(r"^ci: make (\S+) +\d+ s, exit status 0$", ran.stdout, re.MULTILINE)[-1] == "test"
-    assert len(re.findall(r"^ci: in all +\d+ s of 1800$", ran.stdout, re.MULTILINE)) == 1
+    assert re.findall(r"^ci: make (\S+) +\d+ s, exit status 0$", done.stdout, re.MULTILINE)[-1] == "test"
+    assert len(re.findall(r"^ci: in all +\d+ s of 1800$", done.stdout, re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize("broken", ["boot", "lint", "test-libraries", "rehearse"])
 def test_ci_ends_with_what_failed_before_the_tests(tmp_path, broken):
-    ran, asked = run_ci(tmp_path, broken=broken, boot_s=0.1)
+    done, asked = run_ci(tmp_path, broken=broken, boot_s=0.1)
 
-    assert ran.returncode == 3
+    assert done.returncode == 3
     assert "test" not in asked
-    assert re.search(rf"^ci: make {broken} +\d+ s, exit status 3$", ran.stdout, re.MULTILINE)
+    assert re.search(rf"^ci: make {broken} +\d+ s, exit status 3$", done.stdout, re.MULTILINE)
 
 
 def test_ci_leaves_no_boot_behind(tmp_path):
-    ran, asked = run_ci(tmp_path, broken="lint", boot_s=600)
+    done, asked = run_ci(tmp_path, broken="lint", boot_s=600)
 
-    assert ran.returncode == 3  # at once: subprocess waits for all who hold its output
+    assert done.returncode == 3  # at once: subprocess waits for all who hold its output
     assert "booted" not in asked

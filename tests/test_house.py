@@ -38,38 +38,18 @@ def action(page: str, answer: str) -> dict[str, str]:
     return {tables.ACTIONS: f"{row}\nread = 2026-01-01\n", "tests/a.py": ""}
 
 
+IMAGE, STACKS = "image/gpu_fleet_image/a.py", "stacks/gpu_fleet_stacks/a.py"
+STEP, WHEELS = "image/gpu_fleet_image/recipe/steps/a", "image/gpu_fleet_image/recipe/wheels/debian-12.txt"
+FRAGMENT, ODD_NAME = "docs/changes/a.added.md", "docs/changes/a.b.md"
+PROGRAM = "stacks/gpu_fleet_stacks/program.py"
 # (rule, its first words, the files of a checkout that breaks it)
 BROKEN = [
-    (
-        words.of_modules,
-        "image/gpu_fleet_image/a.py:2: 'machine'",
-        {"image/gpu_fleet_image/a.py": 'A = "machine"\nB = f"{A}: my machine"\n'},
-    ),
-    (
-        words.of_modules,
-        "image/gpu_fleet_image/a.py:1: 'told'",
-        {"image/gpu_fleet_image/a.py": "# who was told\n"},
-    ),
-    (
-        words.of_modules,
-        "image/gpu_fleet_image/a.py:2: 'told'",
-        {"image/gpu_fleet_image/a.py": '"""A\nb told."""\n'},
-    ),
-    (
-        words.of_modules,
-        "image/gpu_fleet_image/a.py:1: the name told",
-        {"image/gpu_fleet_image/a.py": "told = 1\n"},
-    ),
-    (
-        words.beginnings,
-        "stacks/gpu_fleet_stacks/a.py:2: begins with 'What'",
-        {"stacks/gpu_fleet_stacks/a.py": 'def a():\n    """What it is."""\n'},
-    ),
-    (
-        words.beginnings,
-        "stacks/gpu_fleet_stacks/a.py:1: begins with 'Of'",
-        {"stacks/gpu_fleet_stacks/a.py": 'a(help="Of one cloud.")\n'},
-    ),
+    (words.of_modules, f"{IMAGE}:2: 'machine'", {IMAGE: 'A = "machine"\nB = f"{A}: my machine"\n'}),
+    (words.of_modules, f"{IMAGE}:1: 'told'", {IMAGE: "# who was told\n"}),
+    (words.of_modules, f"{IMAGE}:2: 'told'", {IMAGE: '"""A\nb told."""\n'}),
+    (words.of_modules, f"{IMAGE}:1: the name told", {IMAGE: "told = 1\n"}),
+    (words.beginnings, f"{STACKS}:2: begins with 'What'", {STACKS: 'def a():\n    """What it is."""\n'}),
+    (words.beginnings, f"{STACKS}:1: begins with 'Of'", {STACKS: 'a(help="Of one cloud.")\n'}),
     (
         words.of_documents,
         "image/gpu_fleet_image/a.sh:1: 'told'",
@@ -102,21 +82,17 @@ BROKEN = [
         "stacks/README.md:4: stacks/gpu_fleet_stacks/settings/schema.py",
         drawn(*(f"{file} x" for file in TRIP)),
     ),
-    (
-        arrows.rooms,
-        "stacks/gpu_fleet_stacks/a.py:2: imports tests.b",
-        {"stacks/gpu_fleet_stacks/a.py": "def a():\n import tests.b\n"},
-    ),
+    (arrows.rooms, f"{STACKS}:2: imports tests.b", {STACKS: "def a():\n import tests.b\n"}),
     (
         arrows.names_there,
         "tests/a.py:1: gpu_fleet_stacks.b has no C",
         {"tests/a.py": "from gpu_fleet_stacks.b import C", "stacks/gpu_fleet_stacks/b.py": "B = 1\n"}
-        | {"image/gpu_fleet_image/a.py": "", "training/gpu_fleet/a.py": ""},
+        | {IMAGE: "", "training/gpu_fleet/a.py": ""},
     ),
     (
         arrows.environments,
-        "stacks/gpu_fleet_stacks/a.py:1: imports gpu_fleet_image.b",
-        {"stacks/gpu_fleet_stacks/a.py": "from gpu_fleet_image import b\n"},
+        f"{STACKS}:1: imports gpu_fleet_image.b",
+        {STACKS: "from gpu_fleet_image import b\n"},
     ),
     (
         arrows.environments,
@@ -125,68 +101,36 @@ BROKEN = [
     ),
     (
         arrows.environments,
-        "stacks/gpu_fleet_stacks/a.py:1: stacks/gpu_fleet_stacks/settings/reader",
-        {"stacks/gpu_fleet_stacks/a.py": "import pulumi.config\n"},
+        f"{STACKS}:1: stacks/gpu_fleet_stacks/settings/reader",
+        {STACKS: "import pulumi.config\n"},
     ),
-    (
-        arrows.environments,
-        "stacks/gpu_fleet_stacks/a.py:1: stands in no room",
-        {"stacks/gpu_fleet_stacks/a.py": ""},
-    ),
+    (arrows.environments, f"{STACKS}:1: stands in no room", {STACKS: ""}),
     (
         arrows.console,
         "image/gpu_fleet_image/console/a.py:1: imports rich",
         {"image/gpu_fleet_image/console/a.py": "import rich\n"},
     ),
-    (
-        arrows.program,
-        "stacks/gpu_fleet_stacks/program.py:1: imports gpu_fleet_image.a",
-        {"stacks/gpu_fleet_stacks/program.py": "import gpu_fleet_image.a\n"},
-    ),
-    (
-        arrows.program,
-        "stacks/gpu_fleet_stacks/program.py:41: has 41",
-        {"stacks/gpu_fleet_stacks/program.py": "\n" * 41},
-    ),
+    (arrows.program, f"{PROGRAM}:1: imports gpu_fleet_image.a", {PROGRAM: "import gpu_fleet_image.a\n"}),
+    (arrows.program, f"{PROGRAM}:41: has 41", {PROGRAM: "\n" * 41}),
     (arrows.sizes, "image/a.py:501: has 501 lines", {"image/a.py": "\n" * 501}),
     (arrows.sizes, "image/a.py:1: B has 301", {"image/a.py": "class B:\n" + "    c = 1\n" * 300}),
     (arrows.circles, "stacks/gpu_fleet_stacks/", CIRCLE),
     (
         arrows.homes,
-        "image/gpu_fleet_image/a.py:2: A is",
-        {"image/gpu_fleet_image/a.py": "\nclass A: ...\n", "image/gpu_fleet_image/b.py": "class A: ...\n"},
+        f"{IMAGE}:2: A is",
+        {IMAGE: "\nclass A: ...\n", "image/gpu_fleet_image/b.py": "class A: ...\n"},
     ),
-    (
-        arrows.homes,
-        "image/gpu_fleet_image/a.py:1: execute_policy",
-        {"image/gpu_fleet_image/a.py": "execute_policy()\n"},
-    ),
-    (
-        arrows.component_types,
-        "stacks/gpu_fleet_stacks/a.py:1: gpu",
-        {"stacks/gpu_fleet_stacks/a.py": 'a.__init__("gpu-fleet:aws")'},
-    ),
-    (
-        unused.names,
-        "image/gpu_fleet_image/a.py:2: a: nothing",
-        {"image/gpu_fleet_image/a.py": "A = 1\ndef a(): A\n", "image/gpu_fleet_image/recipe/steps/a": ""},
-    ),
-    (
-        unused.names,
-        ".ci/checks/unused.py:1: CALLED",
-        {"image/gpu_fleet_image/a.py": "", "image/gpu_fleet_image/recipe/steps/a": ""},
-    ),
+    (arrows.homes, f"{IMAGE}:1: execute_policy", {IMAGE: "execute_policy()\n"}),
+    (arrows.component_types, f"{STACKS}:1: gpu", {STACKS: 'a.__init__("gpu-fleet:aws")'}),
+    (unused.names, f"{IMAGE}:2: a: nothing", {IMAGE: "A = 1\ndef a(): A\n", STEP: ""}),
+    (unused.names, ".ci/checks/unused.py:1: CALLED", {IMAGE: "", STEP: ""}),
     (unused.helpers, "tests/a.py:3: b:", {"tests/a.py": "def a():\n a()\ndef b():\n", "tests/c.py": "b\n"}),
     (pins.requirements, "image/a/requirements.txt:1: is not", {"image/a/requirements.txt": ""}),
     (pins.requirements, "requirements.txt:1: a has 0", {"requirements.txt": "a\n"}),
     (pins.locks, "requirements.lock:1: has a None", {"requirements.txt": "a==1\n"}),
     (pins.locks, "torch-cpu.lock:1: torch==2.0+cpu has no hash", LOCKS),
     (pins.torch, "torch-cpu.lock:1: has torch 2.0", LOCKS),
-    (
-        pins.wheels,
-        "image/gpu_fleet_image/recipe/wheels/debian-12.txt:1: a 1",
-        {"image/gpu_fleet_image/recipe/wheels/debian-12.txt": "a==1\n"},
-    ),
+    (pins.wheels, f"{WHEELS}:1: a 1", {WHEELS: "a==1\n"}),
     (pins.beside_the_locks, "pyproject.toml:1: the extra", {"pyproject.toml": DATA, "tests/a.py": ""}),
     (pins.beside_the_locks, "pyproject.toml:1: asks", {"pyproject.toml": f"{BUILT}{DATA}", "tests/a.py": ""}),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole names", action("a", '"A"')),
@@ -199,18 +143,10 @@ BROKEN = [
         "docs/reference/settings.md:1: is of other settings",
         {"docs/reference/settings.md": ""},
     ),
-    (changes.fragments, "docs/changes/a.b.md:1: must be named", RELEASES | {"docs/changes/a.b.md": ""}),
-    (
-        changes.fragments,
-        "docs/changes/a.added.md:1: must be a text",
-        RELEASES | {"docs/changes/a.added.md": "A."},
-    ),
+    (changes.fragments, f"{ODD_NAME}:1: must be named", RELEASES | {ODD_NAME: ""}),
+    (changes.fragments, f"{FRAGMENT}:1: must be a text", RELEASES | {FRAGMENT: "A."}),
     *(
-        (
-            changes.fragments,
-            f"docs/changes/a.added.md:{line}: must {wanted}",
-            RELEASES | {"docs/changes/a.added.md": text},
-        )
+        (changes.fragments, f"{FRAGMENT}:{line}: must {wanted}", RELEASES | {FRAGMENT: text})
         for line, wanted, text in (
             (1, "have one paragraph", "A.\n\nDeployed stacks: x.\n\nDeployed stacks: nothing.\n"),
             (1, "be UTF-8", "A \ufffd.\n\nDeployed stacks: nothing.\n"),

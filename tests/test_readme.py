@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 from gpu_fleet.core import config
 from tests.image.console.commands import COMMANDS, LEAVES
 from tests.prove import PARTS
-from tests.ran import executable
+from tests.ran import executable, ran
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("stacks", "image", "training", "tests")
@@ -51,15 +51,10 @@ PIP = "pip install "
 NEW_FOLDER = ("mkdir ", "python3 -m venv .venv")
 NOT_RUN = (PYTEST, SERVER, PIP, *NEW_FOLDER, "source ")
 # asks a cloud; without an account it says so
-ASKING = dict.fromkeys(
-    ("gpu-fleet preflight aws-dev", "gpu-fleet preflight research"), "Unable to locate credentials"
-)
+ASKING = ("gpu-fleet preflight aws-dev", "gpu-fleet preflight research")
 PATIENCE_S = 280
 READY_AFTER = (
-    "requirements.lock",
-    "torch-pypi.lock",
-    "torch-cpu.lock",
-    "pyproject.toml",
+    *("requirements.lock", "torch-pypi.lock", "torch-cpu.lock", "pyproject.toml"),
     ".ci/environment.py",
 )
 
@@ -146,33 +141,26 @@ def assert_ready(environment: Path) -> None:
 
 def say(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     path = f"{folder / 'programs'}:{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        # the modules of this checkout, also where its .venv is a link to another's
-        env=os.environ
-        | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"}
-        | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    # the modules of this checkout, also where its .venv is a link to another's
+    modules = f"{ROOT}/stacks:{ROOT}/image:{ROOT}/training"
+    own = os.environ | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": modules} | environment
+    return ran(["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=own, timeout=PATIENCE_S)
 
 
 def run(command: str, folder: Path) -> None:
     if command in ASKING:
-        ask_without_account(command, ASKING[command], folder)
+        ask_without_account(command, folder)
         return
     done = say(command, folder)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def ask_without_account(command: str, answer: str, folder: Path) -> None:
+def ask_without_account(command: str, folder: Path) -> None:
     none = {"AWS_ACCESS_KEY_ID": "", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
     done = say(command, folder, **none, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
     assert done.returncode != 0
-    assert answer in done.stdout, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    said = f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert "Unable to locate credentials" in done.stdout, said
 
 
 def read(words: list[str], folder: Path) -> None:
@@ -220,8 +208,7 @@ def taken(command: str, folder: Path) -> bool:
     if command.startswith("make prove-"):
         return words[1].removeprefix("prove-") in PARTS
     if command.startswith("make "):
-        dry = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, check=False)
-        return dry.returncode == 0
+        return ran([words[0], "--dry-run", *words[1:]], cwd=ROOT).returncode == 0
     if command.startswith(PIP):
         return all(is_offered(Requirement(word)) for word in words[2:] if "gpu-fleet" in word)
     if command.startswith(TORCHRUN):
@@ -272,9 +259,8 @@ def test_a_tutorial_begins_in_an_empty_folder_with_pip():
     begins = {path: BLOCK.findall(path.read_text())[0].splitlines() for path in TUTORIALS.glob("*.md")}
 
     assert [path.name for path, first in begins.items() if not first[0].startswith("mkdir ")] == []
-    assert [
-        path.name for path, first in begins.items() if not any(line.startswith(PIP) for line in first)
-    ] == []
+    installs = {path: [line for line in first if line.startswith(PIP)] for path, first in begins.items()}
+    assert [path.name for path, lines in installs.items() if not lines] == []
 
 
 @pytest.mark.prove

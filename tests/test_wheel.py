@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,24 +31,14 @@ SOURCES = (
 ROOMS = tuple(
     f"gpu_fleet_image/{name}"
     for name in (
-        "console",
-        "controllers/meter",
-        "controllers/mover",
-        "controllers/sweep",
-        "core",
-        "instance/agent",
-        "providers",
-        "slurm",
+        *("console", "controllers/meter", "controllers/mover", "controllers/sweep"),
+        *("core", "instance/agent", "providers", "slurm"),
     )
 )
+OWN = ("gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks")
 FOLDERS = (
-    "image/gpu_fleet_image",
-    "stacks/gpu_fleet_stacks",
-    "training/gpu_fleet",
-    "training/gpu_fleet_jobs",
-    "training/examples",
-    "docs/changes/*.md",
-    "CHANGELOG.md",
+    *("image/gpu_fleet_image", "stacks/gpu_fleet_stacks", "training/gpu_fleet", "training/gpu_fleet_jobs"),
+    *("training/examples", "docs/changes/*.md", "CHANGELOG.md"),
 )
 INSTALLED = {
     "training/examples/": "gpu_fleet_image/examples/",
@@ -127,9 +118,8 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
 
 def wanted() -> set[str]:
     """The files of the packages, as git lists them."""
-    listed = ran(
-        ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS], cwd=ROOT, check=True
-    ).stdout.splitlines()
+    command = ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS]
+    listed = ran(command, cwd=ROOT, check=True).stdout.splitlines()
     return {installed(name) for name in listed if not LEFT_OUT.fullmatch(name) and (ROOT / name).is_file()}
 
 
@@ -160,9 +150,7 @@ def test_its_recipe_finds_its_own_files(python, tmp_path):
 def module(node: ast.ImportFrom, alias: ast.alias) -> bool:
     """Whether a name that is imported from a package is a module of the checkout."""
     place = f"{node.module}.{alias.name}".replace(".", "/")
-    return any(
-        (top / f"{place}.py").is_file() for top in (ROOT / "stacks", ROOT / "image", ROOT / "training")
-    )
+    return any((ROOT / room / f"{place}.py").is_file() for room in ("stacks", "image", "training"))
 
 
 def imports(site: Path, folder: str) -> Iterator[str]:
@@ -176,16 +164,8 @@ def imports(site: Path, folder: str) -> Iterator[str]:
 
 
 def test_it_imports_nothing_that_it_lacks(site):
-    own = {
-        name
-        for folder in ("gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks")
-        for name in imports(site, folder)
-    }
-    own = {
-        name
-        for name in own
-        if name.split(".")[0] in ("gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks")
-    }
+    found = {name for folder in OWN for name in imports(site, folder)}
+    own = {name for name in found if name.split(".")[0] in OWN}
     places = {name: site / name.replace(".", "/") for name in own}
 
     missing = [name for name, at in places.items() if not (at.is_dir() or at.with_suffix(".py").is_file())]
@@ -202,19 +182,15 @@ def plain(requirement: str) -> str:
     [(ROOMS, ()), (("gpu_fleet_stacks",), ("platform",)), (("gpu_fleet", "gpu_fleet_jobs"), ("train",))],
 )
 def test_every_library_is_asked_for(site, folders, extras):
-    asked = {plain(dependency) for dependency in PROJECT["dependencies"]}
-    asked |= {
-        plain(optional_dependency)
-        for extra in extras
-        for optional_dependency in PROJECT["optional-dependencies"][extra]
-    }
+    brought = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    asked = {plain(dependency) for dependencies in brought for dependency in dependencies}
     distributions = packages_distributions()
 
     used = {name.split(".")[0] for folder in folders for name in imports(site, folder)}
     used -= sys.stdlib_module_names
     wanted = {
         distributions.get(BROUGHT.get(name, name), [name])[0].lower().replace("_", "-")
-        for name in used - OPTIONAL - {"gpu_fleet", "gpu_fleet_jobs", "gpu_fleet_image", "gpu_fleet_stacks"}
+        for name in used - OPTIONAL - {*OWN}
     }
     assert wanted <= asked
 
@@ -233,24 +209,26 @@ def test_the_trainer_works_beside_a_users_own_folders(python, site, tmp_path):
 
     done = run(python, tmp_path, "-c", program)
 
-    assert done.stdout == f"gpu_fleet.integrations.run {site}/gpu_fleet/__init__.py the researcher\n", (
-        done.stderr
-    )
+    said = f"gpu_fleet.integrations.run {site}/gpu_fleet/__init__.py the researcher\n"
+    assert done.stdout == said, done.stderr
+
+
+LACKS = (
+    "error: needs the Python package {}, which is not installed here; "
+    "pip install 'gpu-fleet[{}]' installs it\n"
+)
+
+
+def without(modules: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in an interpreter that lacks some modules."""
+    bare = f"import sys; sys.modules.update({modules}); {CONSOLE}"
+    return ran([sys.executable, "-c", bare, *words], **options)
 
 
 def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(site, tmp_path):
-    bare = "import sys; sys.modules['pydantic'] = None; "
+    done = without("pydantic=None", "check", "aws-dev", cwd=tmp_path, env={"PYTHONPATH": str(site)})
 
-    done = ran(
-        [sys.executable, "-c", f"{bare}{CONSOLE}", "check", "aws-dev"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
-    )
-
-    assert done.stderr == (
-        "error: needs the Python package pydantic, which is not installed here; pip install "
-        "'gpu-fleet[platform]' installs it\n"
-    )
+    assert done.stderr == LACKS.format("pydantic", "platform")
 
 
 @pytest.mark.parametrize(
@@ -258,14 +236,10 @@ def test_without_its_extra_a_platform_command_says_which_brings_what_it_needs(si
     [("status", "-s", "lab"), ("keep", "2h", "--reason", "x", "--instance", "i-0abc", "-s", "lab")],
 )
 def test_without_an_extra_a_users_command_asks_the_cloud(site, tmp_path, words):
-    bare = "import sys; sys.modules.update(pydantic=None, yaml=None); "
     alone = {"PYTHONPATH": str(site), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    lacking, region = "pydantic=None, yaml=None", ("--region", "us-east-1")
 
-    done = ran(
-        [sys.executable, "-c", f"{bare}{CONSOLE}", *words, "--region", "us-east-1"], cwd=tmp_path, env=alone
-    )
-
-    assert "credentials" in done.stderr
+    assert "credentials" in without(lacking, *words, *region, cwd=tmp_path, env=alone).stderr
 
 
 def test_the_trainer_says_what_it_lacks(site, tmp_path):
@@ -275,11 +249,7 @@ def test_the_trainer_says_what_it_lacks(site, tmp_path):
     (next(tmp_path.glob("lib/python*/site-packages")) / "here.pth").write_text(f"{site}\n")
     done = run(tmp_path / "bin/python", tmp_path, "-m", "gpu_fleet", "start", "job.toml")
 
-    assert done.stderr == (
-        "error: needs the Python package click, which is not installed here; pip install "
-        "'gpu-fleet[train]' installs it\n"
-    )
-    assert done.returncode == 65
+    assert (done.stderr, done.returncode) == (LACKS.format("click", "train"), 65)
 
 
 def test_the_commands_load_from_the_wheel_alone(python, tmp_path):

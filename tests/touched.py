@@ -182,12 +182,8 @@ def git(*words: str) -> list[str]:
 def changed_files(base: str, ask: Callable[..., list[str]] = git) -> list[str]:
     """Files that differ from where this branch left its base, with what is not committed yet."""
     since = ask("merge-base", base, "HEAD")[0]
-    return sorted(
-        {
-            *ask("diff", "--name-only", "--no-renames", since),
-            *ask("ls-files", "--others", "--exclude-standard"),
-        }
-    )
+    differ = ask("diff", "--name-only", "--no-renames", since)
+    return sorted({*differ, *ask("ls-files", "--others", "--exclude-standard")})
 
 
 def default_base(ask: Callable[..., list[str]] = git) -> str:
@@ -210,19 +206,8 @@ def main(base: str | None, only_list: bool, arguments: tuple[str, ...]) -> None:
     if only_list or not found:
         click.echo("\n".join(found))
         return
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        QUICK,
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        *found,
-        *arguments,
-    ]
+    options = ("-m", QUICK, "-n", "2", "--dist", "loadfile")
+    command = [sys.executable, "-m", "pytest", *options, *found, *arguments]
     sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
 
 

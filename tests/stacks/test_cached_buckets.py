@@ -17,27 +17,20 @@ STORAGE = {
     "existing": {"buckets": {"lab-datasets": {}}},
 }
 ROLE = "arn:aws:iam::123456789012:role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/"
+OTHER, TWICE = (STORAGE | {"cached_buckets": named} for named in (["other"], ["data", "data"]))
+CPFS = {"kms_instance_id": "kst-szh0000000000000000", "scratch_gib": 3600, "cached_buckets": ["data"]}
 REFUSED = {
-    "no Lustre": ({"cached_buckets": ["data"]}, "needs a Lustre of the stack's own: storage.scratch_gib"),
-    "a bucket that nobody named": (
-        STORAGE | {"cached_buckets": ["other"]},
-        "storage.cached_buckets = 'other': must be data, or a bucket of storage.existing.buckets",
-    ),
-    "a bucket twice": (STORAGE | {"cached_buckets": ["data", "data"]}, "'data': is named more than once"),
+    "needs a Lustre of the stack's own: storage.scratch_gib": (examples, {"cached_buckets": ["data"]}),
+    "'other': must be data, or a bucket of storage.existing.buckets": (examples, OTHER),
+    "'data': is named more than once": (examples, TWICE),
+    "is only for FSx for Lustre on AWS": (alicloud_examples, CPFS),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_linked_is_one_message(case):
-    storage, message = REFUSED[case]
+def test_what_cannot_be_linked_is_one_message():
+    said = {says: refusal(of.stack_file(storage=storage)) for says, (of, storage) in REFUSED.items()}
 
-    assert message in refusal(examples.stack_file(storage=storage))
-
-
-def test_alibaba_clouds_cpfs_is_linked_to_no_bucket():
-    storage = {"kms_instance_id": "kst-szh0000000000000000", "scratch_gib": 3600, "cached_buckets": ["data"]}
-
-    assert "is only for FSx for Lustre on AWS" in refusal(alicloud_examples.stack_file(storage=storage))
+    assert {says: text for says, text in said.items() if says not in text} == {}
 
 
 @pytest.fixture
@@ -52,55 +45,39 @@ def declared():
     return kept("cached buckets", settings, made)
 
 
-def links(declared):
+def test_each_bucket_is_a_folder_that_is_never_written_back_and_the_stacks_own_notifies(declared):
     token = "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation"
-    return {each.inputs["fileSystemPath"]: each.inputs for each in declared.of_type(token)}
-
-
-def test_each_bucket_is_a_folder_that_is_read_and_never_written_back(declared):
-    made = links(declared)
+    made = {each.inputs["fileSystemPath"]: each.inputs for each in declared.of_type(token)}
 
     assert {path: each["dataRepositoryPath"] for path, each in made.items()} == {
         "/data": "s3://gpu-fleet-test-data-123456789012",
         "/lab-datasets": "s3://lab-datasets",
     }
     assert not any("autoExportPolicy" in each.get("s3", {}) for each in made.values())
-
-
-def test_a_notification_is_set_on_the_stacks_own_bucket_alone(declared):
-    made = links(declared)
-
     assert made["/data"]["s3"]["autoImportPolicy"]["events"] == ["NEW", "CHANGED", "DELETED"]
     assert "s3" not in made["/lab-datasets"]
 
 
-def key_policy(declared):
+def test_the_key_lets_fsx_read_for_a_link_and_nothing_else(declared):
     (key,) = declared.of_type("aws:kms/key:Key")
-    return json.loads(key.inputs["policy"])
-
-
-def may(policy, action, principal, **changed):
-    context = {
-        "aws:PrincipalArn": principal,
+    policy = json.loads(key.inputs["policy"])
+    (own,) = [each for each in policy["Statement"] if each["Sid"] == "CacheReadsData"]
+    del own["Principal"]
+    document = json.dumps(policy | {"Statement": [own]})
+    fsx = {
+        "aws:PrincipalArn": f"{ROLE}AWSServiceRoleForFSxS3Access_fs-0123456789abcdef0",
         "kms:CallerAccount": "123456789012",
         "kms:ViaService": "s3.us-east-1.amazonaws.com",
     }
-    request = Request(action, "*", context=context | changed)
-    statements = [each for each in policy["Statement"] if each["Sid"] == "CacheReadsData"]
-    document = json.dumps(policy | {"Statement": [strip(each) for each in statements]})
-    return decide(request, identity=[document]) is Verdict.ALLOWED
+    others = {
+        "aws:PrincipalArn": "arn:aws:iam::123456789012:role/other",
+        "kms:CallerAccount": "999999999999",
+        "kms:ViaService": "ec2.us-east-1.amazonaws.com",
+    }
 
+    def may(action, context):
+        return decide(Request(action, "*", context=context), identity=[document]) is Verdict.ALLOWED
 
-def strip(statement):
-    return {key: value for key, value in statement.items() if key != "Principal"}
-
-
-def test_the_key_lets_fsx_read_for_a_link_and_nothing_else(declared):
-    policy = key_policy(declared)
-    fsx = f"{ROLE}AWSServiceRoleForFSxS3Access_fs-0123456789abcdef0"
-
-    assert may(policy, "kms:Decrypt", fsx)
-    assert not may(policy, "kms:GenerateDataKey", fsx)
-    assert not may(policy, "kms:Decrypt", "arn:aws:iam::123456789012:role/other")
-    assert not may(policy, "kms:Decrypt", fsx, **{"kms:CallerAccount": "999999999999"})
-    assert not may(policy, "kms:Decrypt", fsx, **{"kms:ViaService": "ec2.us-east-1.amazonaws.com"})
+    assert may("kms:Decrypt", fsx)
+    assert not may("kms:GenerateDataKey", fsx)
+    assert [change for change in others.items() if may("kms:Decrypt", fsx | dict([change]))] == []

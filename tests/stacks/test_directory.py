@@ -28,11 +28,13 @@ from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.alicloud_programs import register, role_statements
 from tests.stacks.examples import stack, stack_file
 from tests.stacks.iam import Request, Verdict, decide
+from tests.stacks.registered import named
 from tests.stacks.registrations import declared, run
 from tests.stacks.standing import standing
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
 REGION, STORE = "us-east-1", "d-1234567890"
+MAY = Verdict.ALLOWED
 GROUP = "0123456789-01234567-89ab-cdef-0123-456789abcdef"
 BUCKET = "gpu-fleet-test-records-123456789012"
 SCRIPT = """
@@ -49,11 +51,6 @@ reader.run(now + timedelta(minutes=1), now)
 
 def directory(group=GROUP, **changes):
     return {"identity_store": STORE, "teams": {"vision": {"group": group}}, **changes}
-
-
-def refusal(access, cloud="aws"):
-    made = alicloud_file(access=access) if cloud == "alicloud" else stack_file(access=access)
-    return examples.refusal(made)
 
 
 REFUSED = {
@@ -77,16 +74,17 @@ REFUSED = {
 
 
 def test_what_a_directory_may_not_be_is_one_message():
-    said = {case: refusal({"directory": given}) for case, (given, _) in REFUSED.items()}
-    keys = {"people": {"ada": {"uid": 5001}}, "directory": directory(keys={"ada": [KEY]})}
-    on_alicloud = refusal({"directory": directory(group="vision")}, "alicloud")
+    made = [(stack_file(access={"directory": given}), says) for given, says in REFUSED.values()]
+    named_twice = {"people": {"ada": {"uid": 5001}}, "directory": directory(keys={"ada": [KEY]})}
+    on_alicloud = alicloud_file(access={"directory": directory(group="vision")})
+    only_aws = f"access.directory.identity_store = '{STORE}': is only for IAM Identity Center on AWS"
+    made += [
+        (stack_file(access=named_twice), "access.directory.keys = 'ada': has an account in access.people"),
+        (on_alicloud, only_aws),
+        (on_alicloud, "access.ssh_from = {}: needs a network that users come from"),
+    ]
 
-    assert {case: said[case] for case, (_, message) in REFUSED.items() if message not in said[case]} == {}
-    assert "access.directory.keys = 'ada': has an account in access.people" in refusal(keys)
-    assert (
-        f"access.directory.identity_store = '{STORE}': is only for IAM Identity Center on AWS" in on_alicloud
-    )
-    assert "access.ssh_from = {}: needs a network that users come from" in on_alicloud
+    assert [f"{says}: {said}" for file, says in made if says not in (said := examples.refusal(file))] == []
 
 
 class Reader:
@@ -182,13 +180,9 @@ def test_members_come_and_leave_by_the_functions_own_archive(started):
 
 def test_what_a_team_gets_of_the_queue_reaches_the_controller_with_the_members(reader):
     limits = {"vision": {"share": 3, "max_gpus": 8}}
-    stack_file_says = stack(
-        access={"directory": directory()},
-        queue="slurm",
-        storage={"home": True},
-        teams=limits,
-    )
-    written = json.loads(directory_text(stack_file_says, stack_file_says.access.directory, ()))
+    queue = {"queue": "slurm", "storage": {"home": True}, "teams": limits}
+    says = stack(access={"directory": directory()}, **queue)
+    written = json.loads(directory_text(says, says.access.directory, ()))
     file = reader.code / keys.DIRECTORY_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"queue_teams": written["queue_teams"]}))
 
@@ -242,40 +236,37 @@ def test_no_update_of_the_stack_overwrites_the_roster_and_sessions_open_as_the_m
 
 
 def test_the_function_reads_its_groups_and_writes_the_roster_and_nothing_else(reader):
-    (role,) = [
-        each.inputs["policy"]
-        for each in reader.rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
-        if each.name.endswith("-people")
-    ]
-    records = f"arn:aws:s3:::{BUCKET}"
-    store = "arn:aws:identitystore:"
+    role = named(reader.rehearsed, "aws:iam/rolePolicy:RolePolicy", "gpu-fleet-test-people")
+    records, store = f"arn:aws:s3:::{BUCKET}", "arn:aws:identitystore:"
+    identities = f"{store}:123456789012:identitystore/{STORE}"
+    accounts, roster = (f"{records}/{keys.stored(key)}" for key in (keys.ACCOUNTS, keys.ROSTER))
+    may = {
+        "identitystore:ListGroupMemberships": f"{store}::group/{reader.group}",
+        "identitystore:DescribeUser": identities,
+        "s3:PutObject": accounts,
+    }
+    may_not = {
+        "identitystore:ListGroupMemberships": f"{store}::group/{GROUP}",
+        "identitystore:ListUsers": identities,
+        "identitystore:CreateGroupMembership": f"{store}::group/{reader.group}",
+        "sts:AssumeRole": "arn:aws:iam::999999999999:role/any",
+        "s3:PutObject": f"{records}/{keys.stored(keys.POLICY)}",
+        "s3:GetObject": roster,
+        "s3:DeleteObject": accounts,
+    }
 
-    def may(action, resource):
-        return decide(Request(action, resource), identity=[role]) is Verdict.ALLOWED
+    def allowed(asked):
+        return [each for each in asked.items() if decide(Request(*each), [role.inputs["policy"]]) is MAY]
 
-    assert may("identitystore:ListGroupMemberships", f"{store}::group/{reader.group}")
-    assert not may("identitystore:ListGroupMemberships", f"{store}::group/{GROUP}")
-    assert may("identitystore:DescribeUser", f"{store}:123456789012:identitystore/{STORE}")
-    assert not may("identitystore:ListUsers", f"{store}:123456789012:identitystore/{STORE}")
-    assert not may("identitystore:CreateGroupMembership", f"{store}::group/{reader.group}")
-    assert not may("sts:AssumeRole", "arn:aws:iam::999999999999:role/any")
-    assert may("s3:PutObject", f"{records}/{keys.stored(keys.ACCOUNTS)}")
-    assert not may("s3:PutObject", f"{records}/{keys.stored(keys.POLICY)}")
-    assert not may("s3:GetObject", f"{records}/{keys.stored(keys.ROSTER)}")
-    assert not may("s3:DeleteObject", f"{records}/{keys.stored(keys.ACCOUNTS)}")
+    assert (allowed(may), allowed(may_not)) == ([*may.items()], [])
 
 
 def test_a_directory_of_another_account_is_read_by_its_role_alone():
     role = "arn:aws:iam::999999999999:role/reads-the-identity-store"
-    settings = stack(access={"directory": directory(role=role)})
-    rehearsed = declared(settings)
+    rehearsed = declared(stack(access={"directory": directory(role=role)}))
 
-    (policy,) = [
-        json.loads(each.inputs["policy"])
-        for each in rehearsed.of_type("aws:iam/rolePolicy:RolePolicy")
-        if each.name.endswith("-people")
-    ]
-    actions = [action for statement in policy["Statement"] for action in statement["Action"]]
+    policy = named(rehearsed, "aws:iam/rolePolicy:RolePolicy", "gpu-fleet-test-people").inputs["policy"]
+    actions = [action for statement in json.loads(policy)["Statement"] for action in statement["Action"]]
     assert "sts:AssumeRole" in actions
     assert not [action for action in actions if action.startswith("identitystore:")]
 
@@ -411,11 +402,9 @@ def test_on_alibaba_cloud_the_function_lists_its_groups_and_writes_the_roster_al
 
 def test_leavers_are_out_within_five_minutes_of_the_directorys_word():
     """It takes a minute until the function reads, and then the timer of the instances."""
-    timer = (
-        sweep_archive.ROOT / "gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-accounts.timer"
-    ).read_text()
-    waits = dict(line.split("=", 1) for line in timer.splitlines() if line.startswith(("On", "Acc", "Rand")))
+    unit = sweep_archive.ROOT / "gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-accounts.timer"
+    lines = unit.read_text().splitlines()
+    waits = dict(line.split("=", 1) for line in lines if line.startswith(("On", "Acc", "Rand")))
 
     assert waits == {"OnUnitInactiveSec": "3min", "AccuracySec": "10s", "RandomizedDelaySec": "20s"}
-    whole = timedelta(minutes=1 + 3, seconds=10 + 20)
-    assert whole < timedelta(minutes=5)
+    assert timedelta(minutes=1 + 3, seconds=10 + 20) < timedelta(minutes=5)

@@ -14,13 +14,12 @@ from gpu_fleet_image.recipe.payload import PROJECT
 from gpu_fleet_stacks.acceptance import variant
 from gpu_fleet_stacks.alicloud.stack import build as build_alicloud
 from gpu_fleet_stacks.aws.stack import build as build_aws
-from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.cost import check
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import run_program
 from gpu_fleet_stacks.settings import ImageMode, reader, stack_files
 from tests.stacks import alicloud_examples
-from tests.stacks.examples import BUILDING, pool, stack
+from tests.stacks.examples import BUILDING, pool, refusal, stack, stack_file
 from tests.stacks.first_boots import STARTS
 from tests.stacks.registrations import stood
 
@@ -32,9 +31,10 @@ ALICLOUD = alicloud_examples.stack(image=BUILDS | {"base_id": "m-2", "id": "m-1"
 ON_ALICLOUD = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
 
 
-def registered(settings, before=lambda: None):
+def registered(settings, name, value):
+    """Return a stack's registrations where a parameter stands before."""
     with moto_server("us-east-1"):
-        before()
+        boto3.client("ssm", region_name="us-east-1").put_parameter(Name=name, Value=value, Type="String")
         return run_program("test", program=lambda: build_aws(settings), config={})
 
 
@@ -66,49 +66,35 @@ def test_before_the_first_build_launches_find_the_image_of_the_stack_file_and_a_
 
 
 def test_an_image_that_a_build_wrote_before_stays_the_one_that_boots():
-    def write():
-        ssm = boto3.client("ssm", region_name="us-east-1")
-        ssm.put_parameter(Name=PARAMETER, Value=BUILT, Type="String")
-
-    parameter = seed(registered(AWS, write))
+    parameter = seed(registered(AWS, PARAMETER, BUILT))
 
     assert parameter.inputs["insecureValue"] == BUILT
     assert parameter.inputs["overwrite"] is True  # it stands already: creating it would be refused
 
 
 def test_a_first_image_behind_a_parameter_is_what_that_names_now():
-    def write():
-        ssm = boto3.client("ssm", region_name="us-east-1")
-        ssm.put_parameter(Name="/ours/ubuntu", Value="ami-0ccccccccccccccccc", Type="String")
-
     named = stack(image=BUILDS | {"parameter": "/ours/ubuntu"})
 
-    assert seed(registered(named, write)).inputs["insecureValue"] == "ami-0ccccccccccccccccc"
+    assert seed(registered(named, "/ours/ubuntu", BUILT)).inputs["insecureValue"] == BUILT
 
 
 def test_instances_fetch_the_payload_and_what_a_build_made_does_not(first_up):
-    payloads = [
-        stored
-        for stored in first_up.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
-        if stored.inputs["key"].startswith("image/payload/")
-    ]
+    stored = [made.inputs["key"] for made in first_up.of_type("aws:s3/bucketObjectv2:BucketObjectv2")]
     (unit,) = [file for file in config(first_up)["write_files"] if file["path"].endswith(".service")]
 
-    assert len(payloads) == 1
+    assert len([key for key in stored if key.startswith("image/payload/")]) == 1
     assert "ConditionPathExists=!/usr/share/gpu-fleet/manifest.json\n" in unit["content"]
     assert "ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped\n" in unit["content"]
 
 
 def test_every_build_and_no_bootstrap_writes_what_the_unit_looks_for():
-    steps = (PROJECT / "image/gpu_fleet_image/recipe/steps/ORDER").read_text().splitlines()
-    (targets,) = [line.split()[1:] for line in steps if line.startswith("95-manifest")]
+    steps = PROJECT / "image/gpu_fleet_image/recipe/steps"
+    order = (steps / "ORDER").read_text().splitlines()
+    (targets,) = [line.split()[1:] for line in order if line.startswith("95-manifest")]
 
     assert {"aws", "alicloud"} <= set(targets)
     assert "bootstrap" not in targets
-    assert (
-        "--folder /usr/share/gpu-fleet"
-        in (PROJECT / "image/gpu_fleet_image/recipe/steps/95-manifest.sh").read_text()
-    )
+    assert "--folder /usr/share/gpu-fleet" in (steps / "95-manifest.sh").read_text()
 
 
 def on_alicloud(monkeypatch, images, settings=ALICLOUD):
@@ -152,31 +138,24 @@ def test_on_alibaba_cloud_an_image_that_is_named_as_ours_is_not_looked_up(monkey
 
 
 def test_what_builds_write_and_a_pool_that_no_build_could_serve_are_refused_before_the_first():
-    for changes, says in (
-        ({"image": BUILDS | {"parameter": PARAMETER}}, f"parameter = '{PARAMETER}': is written by builds"),
-        (
-            {"image": BUILDS | {"id": FIRST}, "pools": [pool(types=["p3.2xlarge"])]},
-            "need Turing or newer; p3.2xlarge is older",
-        ),
-    ):
-        with pytest.raises(SettingsError) as caught:
-            stack(**changes)
-        assert says in str(caught.value)
+    written = stack_file(image=BUILDS | {"parameter": PARAMETER})
+    older = stack_file(image=BUILDS | {"id": FIRST}, pools=[pool(types=["p3.2xlarge"])])
+
+    assert f"parameter = '{PARAMETER}': is written by builds" in refusal(written)
+    assert "need Turing or newer; p3.2xlarge is older" in refusal(older)
 
 
 def test_check_says_what_instances_boot_in_every_mode(monkeypatch):
     images = {
-        f"(`gpu-fleet image build test`); until the first has ended {FIRST}, bootstrapped": AWS,
-        f"image: {FIRST}, bootstrapped\n": stack(image={"id": FIRST}),
-        f"image: what {PARAMETER} names, baked\n": stack(
-            image={"parameter": PARAMETER, "mode": "baked", "bundled": True}
-        ),
-        f"image: {FIRST}, nothing of gpu-fleet runs there\n": stack(image={"id": FIRST, "mode": "none"}),
+        "(`gpu-fleet image build test`); until the first has ended FIRST, boot": BUILDS | {"id": FIRST},
+        "image: FIRST, bootstrapped\n": {"id": FIRST},
+        f"image: what {PARAMETER} names, baked\n": {"parameter": PARAMETER, "mode": "baked", "bundled": True},
+        "image: FIRST, nothing of gpu-fleet runs there\n": {"id": FIRST, "mode": "none"},
     }
 
-    for words, settings in images.items():
-        monkeypatch.setattr(stack_files, "settings_of", lambda name, settings=settings: settings)
-        assert words in CliRunner().invoke(check.check, ["test"]).stdout
+    for words, image in images.items():
+        monkeypatch.setattr(stack_files, "settings_of", lambda name, image=image: stack(image=image))
+        assert words.replace("FIRST", FIRST) in CliRunner().invoke(check.check, ["test"]).stdout
 
 
 @pytest.mark.parametrize("name", ["aws-prod", "alicloud-prod"])
@@ -185,14 +164,8 @@ def test_the_stack_of_an_acceptance_run_bootstraps(name):
     real = stack_files.settings_of(name)
     kind = variant.chosen_type(real.cloud, None)
     made = variant.config(stack_files.config_of(stack_files.path_of(name)), real, kind, Decimal(500))
-    small = reader.from_mapping(
-        variant.name_of(name),
-        {
-            key.removeprefix("gpu-fleet:"): value
-            for key, value in made.items()
-            if ":" in key and key.startswith("gpu-fleet:")
-        },
-    )
+    own = {key.removeprefix("gpu-fleet:"): made[key] for key in made if key.startswith("gpu-fleet:")}
+    small = reader.from_mapping(variant.name_of(name), own)
 
     assert small.image.mode is ImageMode.BOOTSTRAP
     assert (small.image.id, small.image.parameter) == (real.image.id, real.image.parameter)

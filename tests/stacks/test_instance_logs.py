@@ -8,6 +8,7 @@ import pytest
 from gpu_fleet_stacks.core.errors import SettingsError
 from gpu_fleet_stacks.payload.instance_file import PATH
 from tests.stacks import alicloud_examples, examples, judges, test_queue
+from tests.stacks.clouds import WORDS
 from tests.stacks.iam import Request, Verdict, decide
 from tests.stacks.judges import MAY, MAY_NOT, Right
 from tests.stacks.registered import TEMPLATES, files_of
@@ -15,7 +16,10 @@ from tests.stacks.registrations import declared, stood
 
 GROUP, STORE = "aws:cloudwatch/logGroup:LogGroup", "alicloud:log/store:Store"
 INDEX = "alicloud:log/storeIndex:StoreIndex"
-READS_AND_DELETES = ["GetLogEvents", "FilterLogEvents", "StartQuery", "DeleteLogStream", "DeleteLogGroup"]
+READS_AND_DELETES = [
+    *("logs:GetLogEvents", "logs:FilterLogEvents", "logs:StartQuery"),
+    *("logs:DeleteLogStream", "logs:DeleteLogGroup"),
+]
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_cloudwatch_logs_may_use_the_key_for_the_group(aws):
     assert decide(request, [], policies, [], resource_must_allow=True) is Verdict.ALLOWED
 
 
-def test_an_instance_writes_the_streams_of_its_own_pool_and_no_other_log(aws):
+def test_an_instance_writes_the_streams_of_its_own_pool_alone_and_reads_and_deletes_no_log(aws):
     group, writes = aws_group(aws), ["logs:CreateLogStream", "logs:PutLogEvents"]
     others = [f"/gpu-fleet/{aws.settings.name}/flow", f"/aws/lambda/gpu-fleet-{aws.settings.name}-reaper"]
 
@@ -78,17 +82,10 @@ def test_an_instance_writes_the_streams_of_its_own_pool_and_no_other_log(aws):
             for other in (*others, "/gpu-fleet/x/instances"):
                 arn = aws.arn("logs", f"log-group:{other}:log-stream:dev/i-1")
                 yield own("writes no other log", MAY_NOT, writes, arn)
+            for place in (group, f"{group}:log-stream:{name}/i-1"):
+                yield own("reads and deletes no log", MAY_NOT, READS_AND_DELETES, place)
 
     assert [*aws.wrong(rights())] == []
-
-
-def test_an_instance_reads_and_deletes_no_log(aws):
-    actions = [f"logs:{action}" for action in READS_AND_DELETES]
-    places = (aws_group(aws), f"{aws_group(aws)}:log-stream:dev/i-1")
-
-    rights = [Right("dev-instance", "reads and deletes no log", MAY_NOT, actions, place) for place in places]
-
-    assert [*aws.wrong(rights)] == []
 
 
 def test_the_store_is_encrypted_and_keeps_lines_as_long_as_the_setting_says(alicloud):
@@ -101,19 +98,22 @@ def test_the_store_is_encrypted_and_keeps_lines_as_long_as_the_setting_says(alic
     assert alicloud.found.outputs["instance_log"] == alicloud.settings.instance_log
 
 
-def test_an_instance_writes_the_store_of_its_stack_alone(alicloud):
-    own, write = alicloud_store(alicloud), "log:PostLogStoreLogs"
+def test_an_instance_writes_the_store_of_its_stack_alone_and_reads_and_deletes_none(alicloud):
+    own, write = alicloud_store(alicloud), ["log:PostLogStoreLogs"]
     flow = own.replace("-instances-", "-flow-").replace("/logstore/instances", "/logstore/flow")
+    reads, ends = ["log:GetLogStoreLogs", "log:PullLogs"], ["log:DeleteLogStore", "log:DeleteProject"]
+    instance = partial(Right, "dev-instance")
 
+    rights = [
+        instance("writes its stack's", MAY, write, own),
+        *(
+            instance("no other", MAY_NOT, write, store)
+            for store in (flow, alicloud_store(alicloud, "another"))
+        ),
+        instance("reads and deletes none", MAY_NOT, [*reads, *ends, "log:UpdateLogStore"], own),
+    ]
     assert flow != own
-    assert alicloud.may("dev-instance", write, own)
-    assert not alicloud.may("dev-instance", write, flow)
-    assert not alicloud.may("dev-instance", write, alicloud_store(alicloud, "another"))
-
-
-def test_an_instance_reads_and_deletes_no_store(alicloud):
-    for action in ("GetLogStoreLogs", "PullLogs", "DeleteLogStore", "UpdateLogStore", "DeleteProject"):
-        assert not alicloud.may("dev-instance", f"log:{action}", alicloud_store(alicloud))
+    assert [*alicloud.wrong(rights)] == []
 
 
 def test_every_instance_learns_where_its_log_is_the_queues_controller_too():
@@ -145,31 +145,21 @@ def test_the_queues_controller_writes_below_a_folder_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "name", "policy", "part"),
+    ("make", "kind", "name", "part"),
     [
-        (
-            examples.stack(logs={"instances": False}),
-            GROUP,
-            "name",
-            ("aws:iam/rolePolicy:RolePolicy", "policy"),
-            "/instances:",
-        ),
-        (
-            alicloud_examples.stack(logs={"instances": False}),
-            STORE,
-            "logstoreName",
-            ("alicloud:ram/policy:Policy", "policyDocument"),
-            "/logstore/instances",
-        ),
+        (examples.stack, GROUP, "name", "/instances:"),
+        (alicloud_examples.stack, STORE, "logstoreName", "/logstore/instances"),
     ],
     ids=["aws", "alicloud"],
 )
-def test_without_the_setting_nothing_is_declared_allowed_or_sent(settings, kind, name, policy, part):
-    found, (token, document) = declared(settings), policy
+def test_without_the_setting_nothing_is_declared_allowed_or_sent(make, kind, name, part):
+    settings = make(logs={"instances": False})
+    found, words = declared(settings), WORDS[settings.cloud]
 
     assert not [each for each in found.of_type(kind) if each.inputs[name].endswith("instances")]
     assert not [file for file in started(found) if "instance_log" in file]
-    assert not [each.name for each in found.of_type(token) if part in each.inputs[document]]
+    policies = found.of_type(words.role_policy)
+    assert not [each.name for each in policies if part in each.inputs[words.document]]
 
 
 # how long

@@ -1,7 +1,5 @@
 """Nothing that a stack declares ends a healthy on-demand instance; only the sweep does."""
 
-import pytest
-
 from gpu_fleet_stacks.settings import Cloud
 from tests.stacks.examples import pool, stack
 from tests.stacks.registrations import declared as declared_of
@@ -80,9 +78,9 @@ def test_a_later_update_leaves_the_size_to_the_sweep_and_on_aws_the_suspended_pr
 
 
 def test_no_schedule_changes_a_groups_size(either):
-    assert (
-        either.of_type("aws:autoscaling/schedule:Schedule", "alicloud:ess/scheduledTask:ScheduledTask") == []
-    )
+    kinds = ("aws:autoscaling/schedule:Schedule", "alicloud:ess/scheduledTask:ScheduledTask")
+
+    assert either.of_type(*kinds) == []
 
 
 def test_no_role_but_the_sweeps_may_end_instances(either):
@@ -136,19 +134,21 @@ def rebalancing(found) -> set[bool]:
 SERVING = {"market": "spot", "purpose": "serving"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "rebalances"),
-    [
-        (SERVING, True),
-        (SERVING | {"purpose": "interactive"}, False),
-        (SERVING | {"purpose": "training"}, False),
-        (SERVING | {"market": "on-demand"}, False),
-        (SERVING | {"size": {"min": 2, "desired": 2, "max": 2}}, False),
-        (SERVING | {"types": ["p4d.24xlarge"], "efa": True}, False),
-    ],
+NO_SERVICE = (
+    {"purpose": "interactive"},
+    {"purpose": "training"},
+    {"market": "on-demand"},
+    {"size": {"min": 2, "desired": 2, "max": 2}},
+    {"types": ["p4d.24xlarge"], "efa": True},
 )
-def test_only_a_service_of_changing_size_has_spot_instances_replaced_on_a_recommendation(changes, rebalances):
-    assert rebalancing(declared_of(stack(pools=[pool(**changes)]))) == {rebalances}
+
+
+def test_only_a_service_of_changing_size_has_spot_instances_replaced_on_a_recommendation():
+    def replaces(**changes) -> set[bool]:
+        return rebalancing(declared_of(stack(pools=[pool(**SERVING | changes)])))
+
+    assert replaces() == {True}
+    assert [changes for changes in NO_SERVICE if replaces(**changes) != {False}] == []
 
 
 def test_no_shipped_group_replaces_instances_on_a_recommendation(declared):
@@ -173,14 +173,11 @@ def test_no_group_refuses_the_sweep_itself_and_none_but_of_spot_terminates_what_
     """Auto Scaling refuses DetachInstances, "manually removing instances", where ScaleIn is suspended."""
     suspended = alicloud.inputs(SUSPENSION)
     unchecked = {made["scalingGroupId"] for made in suspended if made["process"] == "HealthCheck"}
-    on_demand = [
-        group
-        for group in alicloud.of_type(alicloud.words.group)
-        if group.inputs["multiAzPolicy"] != "COST_OPTIMIZED"
-    ]
+    made = alicloud.of_type(alicloud.words.group)
+    on_demand = {group.id for group in made if group.inputs["multiAzPolicy"] != "COST_OPTIMIZED"}
 
-    assert "ScaleIn" not in {made["process"] for made in suspended}
-    assert unchecked == {group.id for group in on_demand}
+    assert "ScaleIn" not in {each["process"] for each in suspended}
+    assert unchecked == on_demand
 
 
 def test_only_spot_groups_replace_instances_and_none_on_demand_for_a_cheaper_one(alicloud):
@@ -200,9 +197,8 @@ def test_alarms_act_by_rules_that_change_nothing(alicloud):
     changes = {(rule.inputs["adjustmentType"], rule.inputs["adjustmentValue"]) for rule in rules}
     assert changes <= {("PercentChangeInCapacity", 0)}
     assert bool(rules) is bool(alarms)
-    assert {action for alarm in alarms for action in alarm["alarmActions"]} <= {
-        rule.outputs["ari"] for rule in rules
-    }
+    actions = {action for alarm in alarms for action in alarm["alarmActions"]}
+    assert actions <= {rule.outputs["ari"] for rule in rules}
     assert len(low) == len(rules)
 
 

@@ -36,22 +36,15 @@ RULES = (
 # What instances go through, and no id in a launch template or a group names.
 SURROUNDINGS = {
     Cloud.AWS: (
-        "aws:ec2/route:Route",
-        "aws:ec2/routeTableAssociation:RouteTableAssociation",
-        "aws:ec2/vpcEndpoint:VpcEndpoint",
-        "aws:efs/mountTarget:MountTarget",
-        *RULES,
+        *("aws:ec2/route:Route", "aws:ec2/routeTableAssociation:RouteTableAssociation", *RULES),
+        *("aws:ec2/vpcEndpoint:VpcEndpoint", "aws:efs/mountTarget:MountTarget"),
     ),
     Cloud.ALICLOUD: (
-        "alicloud:vpc/routeEntry:RouteEntry",
-        "alicloud:vpc/routeTableAttachment:RouteTableAttachment",
-        "alicloud:vpc/snatEntry:SnatEntry",
-        "alicloud:ecs/eipAssociation:EipAssociation",
-        "alicloud:vpc/gatewayEndpoint:GatewayEndpoint",
-        "alicloud:privatelink/vpcEndpointZone:VpcEndpointZone",
+        *("alicloud:vpc/routeEntry:RouteEntry", "alicloud:vpc/routeTableAttachment:RouteTableAttachment"),
+        *("alicloud:vpc/snatEntry:SnatEntry", "alicloud:ecs/eipAssociation:EipAssociation"),
+        *("alicloud:vpc/gatewayEndpoint:GatewayEndpoint", "alicloud:nas/accessRule:AccessRule"),
+        *("alicloud:privatelink/vpcEndpointZone:VpcEndpointZone", "alicloud:nas/mountTarget:MountTarget"),
         "alicloud:ecs/securityGroupRule:SecurityGroupRule",
-        "alicloud:nas/accessRule:AccessRule",
-        "alicloud:nas/mountTarget:MountTarget",
     ),
 }
 NETWORKS = (
@@ -74,15 +67,11 @@ def test_lustre_waits_for_the_rules_that_let_its_port_in():
     """Otherwise FSx refuses: "do not permit Lustre LNET network traffic on port 988"."""
     declared = registrations.declared(examples.stack(storage={"scratch_gib": 1200}))
     (lustre,) = declared.of_type("aws:fsx/lustreFileSystem:LustreFileSystem")
-    rules = {
-        rule.urn
-        for token in RULES
-        for rule in declared.of_type(token)
-        if rule.inputs.get("fromPort") == LUSTRE_PORT
-    }
+    rules = [rule for token in RULES for rule in declared.of_type(token)]
+    of_lustre = {rule.urn for rule in rules if rule.inputs.get("fromPort") == LUSTRE_PORT}
 
-    assert rules
-    assert rules <= set(lustre.dependencies)
+    assert of_lustre
+    assert of_lustre <= set(lustre.dependencies)
 
 
 def test_instances_have_their_network_and_their_files_until_their_group_is_gone(either):
@@ -98,12 +87,16 @@ def test_each_kind_of_surrounding_is_declared_by_the_stack_that_uses_every_key()
     assert [token for token in SURROUNDINGS[Cloud.ALICLOUD] if not everything.of_type(token)] == []
 
 
-def test_the_drain_hook_is_never_deleted_before_its_group(either):
-    """Pulumi deletes dependents of the group first, and without its hook an instance saves nothing."""
+def test_neither_a_drain_hook_nor_the_key_is_ever_deleted_by_pulumi(either):
+    """Pulumi deletes dependents of a group first, and without its hook an instance saves nothing.
+
+    Snapshots, images and detached disks of the key are in no state file, so a look at all of it comes first.
+    """
     hooks = either.of_type(either.words.hook)
 
     assert hooks
     assert all(hook.retained for hook in hooks)
+    assert [key.retained for key in either.of_type(either.words.key)] == [True]
 
 
 def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(either):
@@ -142,11 +135,6 @@ def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(either
     _, before = outlived(either.rehearsed)
 
     assert {resource.urn for resource in either.of_type(*NETWORKS)} <= before
-
-
-def test_only_a_look_at_everything_under_the_key_lets_it_go(either):
-    """Snapshots, images and detached disks are in no state file, so Pulumi must never delete the key."""
-    assert [key.retained for key in either.of_type(either.words.key)] == [True]
 
 
 def test_a_kept_key_keeps_the_role_that_its_policy_trusts(declared):
@@ -214,10 +202,8 @@ def test_any_valid_settings_build_and_let_nothing_outlive_its_key(count, shapes,
         found = declare(content)
 
         key, before = outlived(found.rehearsed)
-        encrypted = [
-            *encrypted_with(key, found.rehearsed.registrations),
-            *found.of_type(found.words.bucket),
-        ]
+        made = encrypted_with(key, found.rehearsed.registrations)
+        encrypted = [*made, *found.of_type(found.words.bucket)]
         assert [made.urn for made in encrypted if made.urn not in before] == []
         assert len(found.of_type(f"gpu-fleet:{found.settings.cloud}:Fleet")) == len(content["pools"])
 

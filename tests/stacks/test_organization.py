@@ -54,31 +54,19 @@ def test_an_object_of_s3_has_room_for_all_tags_that_an_organisation_may_ask():
     assert {len(stored.inputs["tags"].keys() - TAGS) + MOST_TAGS for stored in objects} == {OBJECTS_MOST}
 
 
-def test_every_role_has_the_organisations_boundary():
-    roles = declared(STACKS["aws"]).of_type("aws:iam/role:Role")
+def test_every_role_has_the_organisations_boundary_and_none_where_no_one_is_asked():
+    asked, plain = (declared(each).of_type("aws:iam/role:Role") for each in (STACKS["aws"], examples.stack()))
 
-    assert {role.inputs.get("permissionsBoundary") for role in roles} == {BOUNDARY}
-
-
-def test_a_stack_that_is_asked_nothing_declares_no_boundary():
-    roles = declared(examples.stack()).of_type("aws:iam/role:Role")
-
-    assert not [role for role in roles if "permissionsBoundary" in role.inputs]
+    assert {role.inputs.get("permissionsBoundary") for role in asked} == {BOUNDARY}
+    assert not [role for role in plain if "permissionsBoundary" in role.inputs]
 
 
 def test_what_an_organisation_asks_arrives_as_the_engine_sends_it(monkeypatch):
     """The engine sends mappings and lists as JSON, and other values as text."""
-    asked = examples.stack_file(
-        **QUEUED,
-        storage={"home": True},
-        aws={"permissions_boundary": BOUNDARY},
-        teams={"no-team": {"share": 2}},
-        protected=True,
-    )
-    sent = {
-        f"gpu-fleet:{key}": value if isinstance(value, str) else json.dumps(value)
-        for key, value in asked.items()
-    }
+    more = {"aws": {"permissions_boundary": BOUNDARY}, "teams": {"no-team": {"share": 2}}, "protected": True}
+    asked = examples.stack_file(**QUEUED, storage={"home": True}, **more)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in asked.items()}
+    sent = {f"gpu-fleet:{key}": text for key, text in texts.items()}
     monkeypatch.setattr("pulumi.get_stack", lambda: "test")
     monkeypatch.setattr(config, "get_config_env", lambda: sent)
 

@@ -182,56 +182,40 @@ def test_the_controller_is_no_instance_of_the_reapers(side, queued):
         assert not {"gpu-fleet:managed", "gpu-fleet:pool"} & tags.keys()
 
 
-def test_only_the_controller_writes_the_key_and_asks_the_mover(side, queued):
+def test_each_role_does_with_key_and_records_of_a_queue_what_it_must_and_no_more(side, queued, without):
     (secret,) = queued.of_type(side.secret)
-    arn = secret.outputs["arn"]
-    need = f"{side.records}/{keys.stored(keys.QUEUE_NEED)}"
-
-    for role, writes in ((CONTROLLER, True), (NODE, False)):
-        assert side.may(queued, role, "GetSecretValue", arn)
-        assert side.may(queued, role, "PutSecretValue", arn) is writes
-        assert side.may(queued, role, "PutObject", need) is writes
-        assert not side.may(queued, role, "GetSecretValue", arn.replace("munge", "other"))
-    assert not side.may(queued, CONTROLLER, "PutObject", f"{side.records}/reaper/policy.json")
-    assert side.may(queued, "gpu-fleet-test-capacity", "GetObject", need)
-
-
-def test_the_time_of_jobs_for_the_chargeback_is_the_controllers_to_write(side, queued):
-    use = f"{side.records}/{keys.stored(keys.QUEUE_USE)}/2026-11-26.json"
-
-    assert side.may(queued, CONTROLLER, "PutObject", use)
-    assert side.may(queued, CONTROLLER, "GetObject", use)
-    assert [side.may(queued, role, "PutObject", use) for role in (NODE, USER)] == [False, False]
-    # else S3 answers "denied" for a record that is missing, and nobody could tell them apart
-    assert side.may(queued, CONTROLLER, "ListBucket" if side is AWS else "ListObjects", side.records)
-
-
-def test_users_read_of_jobs_here_and_elsewhere_what_the_controller_alone_writes(side, queued, without):
-    jobs = f"{side.records}/reaper/queue/jobs.json"
-    # whether an instance may come at all, and why none comes
-    growth, state = (
-        jobs.replace("queue/jobs", "capacity/growth"),
-        jobs.replace("queue/jobs", "capacity/state"),
+    key, records, mover = secret.outputs["arn"], side.records, "gpu-fleet-test-capacity"
+    need, use = f"{records}/{keys.stored(keys.QUEUE_NEED)}", f"{records}/{keys.stored(keys.QUEUE_USE)}/1.json"
+    # of jobs, whether an instance may come at all, and why none comes
+    jobs, growth, state = (
+        f"{records}/reaper/{name}.json" for name in ("queue/jobs", "capacity/growth", "capacity/state")
     )
+    why = [state] if side is AWS else []
+    # else S3 answers "denied" for a record that is missing, and nobody could tell them apart
+    listing = "ListBucket" if side is AWS else "ListObjects"
+    may = [
+        *((role, "GetSecretValue", key) for role in (CONTROLLER, NODE)),
+        (CONTROLLER, "PutSecretValue", key),
+        *((CONTROLLER, "PutObject", place) for place in (need, use, jobs)),
+        *((CONTROLLER, "GetObject", place) for place in (use, growth)),
+        *((CONTROLLER, listing, records), (mover, "GetObject", need), (mover, "PutObject", growth)),
+        *((USER, "GetObject", place) for place in (jobs, growth, *why)),
+    ]
+    may_not = [
+        *((role, "GetSecretValue", key.replace("munge", "other")) for role in (CONTROLLER, NODE)),
+        *((NODE, "PutSecretValue", key), (NODE, "PutObject", need)),
+        *((role, "PutObject", use) for role in (NODE, USER)),
+        *((CONTROLLER, "PutObject", place) for place in (growth, f"{records}/reaper/policy.json")),
+        *((USER, "PutObject", place) for place in (jobs, growth, *why)),
+        *((CONTROLLER, action, "*") for action in side.forbidden),
+    ]
 
-    assert side.may(queued, CONTROLLER, "PutObject", jobs)
-    assert side.may(queued, "gpu-fleet-test-capacity", "PutObject", growth)
-    for role, read in ((CONTROLLER, [growth]), (USER, [jobs, growth])):
-        assert [side.may(queued, role, "GetObject", key) for key in read] == [True] * len(read)
-    assert [side.may(queued, USER, "PutObject", key) for key in (jobs, growth)] == [False, False]
-    assert not side.may(queued, CONTROLLER, "PutObject", growth)
-    assert not side.may(without, USER, "GetObject", jobs)
-    users = [made.outputs["people_policy"] for made in (queued, without)]
+    assert [right for right in may if not side.may(queued, *right)] == []
+    assert [right for right in may_not if side.may(queued, *right)] == []
+    assert [place for place in (jobs, *why) if side.may(without, USER, "GetObject", place)] == []
     get = f"{side.services[0]}:GetObject"
+    users = [made.outputs["people_policy"] for made in (queued, without)]
     assert [side.allows(policy, get, jobs) for policy in users] == [True, False]
-    if side is AWS:
-        assert side.may(queued, USER, "GetObject", state)
-        assert not side.may(queued, USER, "PutObject", state)
-        assert not side.may(without, USER, "GetObject", state)
-
-
-def test_the_controller_raises_and_ends_nothing(side, queued):
-    assert [action for action in side.forbidden if side.may(queued, CONTROLLER, action)] == []
 
 
 def test_the_mover_learns_which_pools_the_queue_fills(side):
@@ -319,10 +303,7 @@ def test_what_a_queue_and_its_teams_cannot_be_is_named():
     sliced = examples.pool(types=["p4d.24xlarge"], mig_profile="1g.5gb")
     table = (
         ({"queue": "pbs"}, "queue = 'pbs'"),
-        (
-            {"queue": "none", "teams": {"no-team": {"share": 2}}},
-            "no-team.share = 2: is for queue: slurm only",
-        ),
+        ({"queue": "none", "teams": {"no-team": {"share": 2}}}, "share = 2: is for queue: slurm only"),
         (
             {"queue": "none", "teams": {"no-team": {"on_exceeded": "freeze"}}},
             "teams.no-team.monthly = null: required without queue: slurm",
@@ -331,10 +312,7 @@ def test_what_a_queue_and_its_teams_cannot_be_is_named():
         ({"teams": {"no-team": {"on_exceeded": "freeze"}}}, "'freeze': needs teams.no-team.monthly"),
         ({"teams": {"noteam": {}}}, nobody),
         ({"teams": {"no-team": {"share": 0}}}, "teams.no-team.share = 0"),
-        (
-            {"pools": big, "teams": {"no-team": {"max_gpus": 7}}},
-            "teams.no-team.max_gpus = 7: must be 8 or more",
-        ),
+        ({"pools": big, "teams": {"no-team": {"max_gpus": 7}}}, "no-team.max_gpus = 7: must be 8 or more"),
         ({"pools": [examples.pool(name="default")]}, "pools[0].name = 'default'"),
         ({"pools": [sliced]}, "mig_profile = '1g.5gb': must be left out where queue is slurm"),
     )

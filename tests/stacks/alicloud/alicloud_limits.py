@@ -5,179 +5,143 @@ github.com/aliyun/terraform-provider-alicloud at 81c43b6 (2026-08-21), and where
 reference in ``website/docs/r/<resource>.html.markdown`` beside it.
 """
 
-# (type, path) -> what the provider takes; a path's [] is any index.
-ALLOWED = {
-    ("alicloud:vpc/network:Network", "dnsHostnameStatus"): {"ENABLED", "DISABLED"},
-    ("alicloud:vpc/natGateway:NatGateway", "natType"): {"Enhanced", "Normal"},
-    ("alicloud:vpc/natGateway:NatGateway", "networkType"): {"internet", "intranet"},
-    ("alicloud:vpc/natGateway:NatGateway", "paymentType"): {"PayAsYouGo", "Subscription"},
-    ("alicloud:vpc/natGateway:NatGateway", "internetChargeType"): {"PayByLcu", "PayBySpec"},
-    ("alicloud:vpc/routeTable:RouteTable", "associateType"): {"VSwitch", "Gateway"},
-    ("alicloud:vpc/flowLog:FlowLog", "resourceType"): {"NetworkInterface", "VPC", "VSwitch"},
-    ("alicloud:vpc/flowLog:FlowLog", "trafficType"): {"All", "Allow", "Drop"},
-    ("alicloud:vpc/flowLog:FlowLog", "status"): {"Active", "Inactive"},
-    ("alicloud:vpc/flowLog:FlowLog", "aggregationInterval"): {"1", "5", "10"},
-    ("alicloud:ecs/eipAddress:EipAddress", "internetChargeType"): {"PayByBandwidth", "PayByTraffic"},
-    ("alicloud:ecs/eipAddress:EipAddress", "paymentType"): {"Subscription", "PayAsYouGo"},
-    ("alicloud:ecs/securityGroup:SecurityGroup", "securityGroupType"): {"normal", "enterprise"},
-    ("alicloud:ecs/securityGroup:SecurityGroup", "innerAccessPolicy"): {"Accept", "Drop"},
-    ("alicloud:ecs/securityGroupRule:SecurityGroupRule", "type"): {"ingress", "egress"},
-    ("alicloud:ecs/securityGroupRule:SecurityGroupRule", "ipProtocol"): {
-        "tcp",
-        "udp",
-        "icmp",
-        "icmpv6",
-        "gre",
-        "all",
+from typing import Any
+
+from tests.stacks.alicloud.required_when import token
+
+# kind -> path -> what the provider takes; a path's [] is any index.
+_ALLOWED: dict[str, dict[str, set[Any]]] = {
+    "vpc/network": {"dnsHostnameStatus": {"ENABLED", "DISABLED"}},
+    "vpc/natGateway": {
+        "natType": {"Enhanced", "Normal"},
+        "networkType": {"internet", "intranet"},
+        "paymentType": {"PayAsYouGo", "Subscription"},
+        "internetChargeType": {"PayByLcu", "PayBySpec"},
     },
-    ("alicloud:ecs/securityGroupRule:SecurityGroupRule", "policy"): {"accept", "drop"},
-    ("alicloud:ecs/securityGroupRule:SecurityGroupRule", "nicType"): {"internet", "intranet"},
-    ("alicloud:privatelink/vpcEndpoint:VpcEndpoint", "endpointType"): {"Interface", "GatewayLoadBalancer"},
-    ("alicloud:kms/key:Key", "automaticRotation"): {"Enabled", "Disabled"},
-    ("alicloud:kms/key:Key", "deletionProtection"): {"Enabled", "Disabled"},
-    ("alicloud:kms/key:Key", "keyUsage"): {"ENCRYPT/DECRYPT", "SIGN/VERIFY"},
-    ("alicloud:kms/key:Key", "keySpec"): {"Aliyun_AES_256", "Aliyun_AES_128", "Aliyun_AES_192"},
-    ("alicloud:oss/bucket:Bucket", "storageClass"): {"Standard", "IA", "Archive", "ColdArchive"},
-    ("alicloud:oss/bucket:Bucket", "redundancyType"): {"LRS", "ZRS"},
-    ("alicloud:oss/bucket:Bucket", "versioning.status"): {"Enabled", "Suspended"},
-    ("alicloud:oss/bucket:Bucket", "serverSideEncryptionRule.sseAlgorithm"): {"AES256", "KMS", "SM4"},
-    ("alicloud:oss/bucketAcl:BucketAcl", "acl"): {"private", "public-read", "public-read-write"},
-    ("alicloud:oss/bucketHttpsConfig:BucketHttpsConfig", "tlsVersions[]"): {"TLSv1.2", "TLSv1.3"},
-    ("alicloud:nas/fileSystem:FileSystem", "fileSystemType"): {"standard", "extreme", "cpfs", "cpfsse"},
-    ("alicloud:nas/fileSystem:FileSystem", "protocolType"): {"NFS", "SMB", "cpfs"},
-    ("alicloud:nas/fileSystem:FileSystem", "storageType"): {
-        "standard",
-        "advance",
-        "advance_100",
-        "advance_200",
+    "vpc/routeTable": {"associateType": {"VSwitch", "Gateway"}},
+    "vpc/flowLog": {
+        "resourceType": {"NetworkInterface", "VPC", "VSwitch"},
+        "trafficType": {"All", "Allow", "Drop"},
+        "status": {"Active", "Inactive"},
+        "aggregationInterval": {"1", "5", "10"},
     },
-    ("alicloud:nas/fileSystem:FileSystem", "encryptType"): {0, 1, 2},
-    ("alicloud:nas/accessGroup:AccessGroup", "fileSystemType"): {"standard", "extreme"},
-    ("alicloud:nas/accessRule:AccessRule", "rwAccessType"): {"RDWR", "RDONLY"},
-    ("alicloud:nas/accessRule:AccessRule", "userAccessType"): {"no_squash", "root_squash", "all_squash"},
-    ("alicloud:ess/scalingGroup:ScalingGroup", "multiAzPolicy"): {
-        "PRIORITY",
-        "BALANCE",
-        "COST_OPTIMIZED",
-        "COMPOSABLE",
+    "ecs/eipAddress": {
+        "internetChargeType": {"PayByBandwidth", "PayByTraffic"},
+        "paymentType": {"Subscription", "PayAsYouGo"},
     },
-    ("alicloud:ess/scalingGroup:ScalingGroup", "healthCheckType"): {"ECS", "NONE", "LOAD_BALANCER"},
-    ("alicloud:ess/scalingGroup:ScalingGroup", "scalingPolicy"): {
-        "recycle",
-        "release",
-        "forceRecycle",
-        "forceRelease",
+    "ecs/securityGroup": {
+        "securityGroupType": {"normal", "enterprise"},
+        "innerAccessPolicy": {"Accept", "Drop"},
     },
-    ("alicloud:ess/scalingGroup:ScalingGroup", "groupType"): {"ECS", "ECI"},
-    ("alicloud:ess/scalingGroup:ScalingGroup", "removalPolicies[]"): {
-        "OldestInstance",
-        "NewestInstance",
-        "OldestScalingConfiguration",
+    "ecs/securityGroupRule": {
+        "type": {"ingress", "egress"},
+        "ipProtocol": {"tcp", "udp", "icmp", "icmpv6", "gre", "all"},
+        "policy": {"accept", "drop"},
+        "nicType": {"internet", "intranet"},
     },
-    ("alicloud:ess/scalingGroup:ScalingGroup", "launchTemplateVersion"): {"Latest", "Default"},
-    ("alicloud:ess/suspendProcess:SuspendProcess", "process"): {
-        "ScaleIn",
-        "ScaleOut",
-        "HealthCheck",
-        "AlarmNotification",
-        "ScheduledAction",
+    "privatelink/vpcEndpoint": {"endpointType": {"Interface", "GatewayLoadBalancer"}},
+    "kms/key": {
+        "automaticRotation": {"Enabled", "Disabled"},
+        "deletionProtection": {"Enabled", "Disabled"},
+        "keyUsage": {"ENCRYPT/DECRYPT", "SIGN/VERIFY"},
+        "keySpec": {"Aliyun_AES_256", "Aliyun_AES_128", "Aliyun_AES_192"},
     },
-    ("alicloud:ess/lifecycleHook:LifecycleHook", "lifecycleTransition"): {"SCALE_IN", "SCALE_OUT"},
-    ("alicloud:ess/lifecycleHook:LifecycleHook", "defaultResult"): {"CONTINUE", "ABANDON", "ROLLBACK"},
-    ("alicloud:ess/scalingRule:ScalingRule", "adjustmentType"): {
-        "QuantityChangeInCapacity",
-        "PercentChangeInCapacity",
-        "TotalCapacity",
+    "oss/bucket": {
+        "storageClass": {"Standard", "IA", "Archive", "ColdArchive"},
+        "redundancyType": {"LRS", "ZRS"},
+        "versioning.status": {"Enabled", "Suspended"},
+        "serverSideEncryptionRule.sseAlgorithm": {"AES256", "KMS", "SM4"},
     },
-    ("alicloud:ess/scalingRule:ScalingRule", "scalingRuleType"): {
-        "SimpleScalingRule",
-        "TargetTrackingScalingRule",
-        "StepScalingRule",
-        "PredictiveScalingRule",
+    "oss/bucketAcl": {"acl": {"private", "public-read", "public-read-write"}},
+    "oss/bucketHttpsConfig": {"tlsVersions[]": {"TLSv1.2", "TLSv1.3"}},
+    "nas/fileSystem": {
+        "fileSystemType": {"standard", "extreme", "cpfs", "cpfsse"},
+        "protocolType": {"NFS", "SMB", "cpfs"},
+        "storageType": {"standard", "advance", "advance_100", "advance_200"},
+        "encryptType": {0, 1, 2},
     },
-    ("alicloud:ess/alarm:Alarm", "metricType"): {"system", "custom"},
-    ("alicloud:ess/alarm:Alarm", "statistics"): {"Average", "Minimum", "Maximum"},
-    ("alicloud:ess/alarm:Alarm", "comparisonOperator"): {">", ">=", "<", "<="},
-    ("alicloud:ess/alarm:Alarm", "period"): {60, 120, 300, 900},
-    ("alicloud:ess/scalingConfiguration:ScalingConfiguration", "systemDiskCategory"): {
-        "cloud",
-        "ephemeral_ssd",
-        "cloud_ssd",
-        "cloud_essd",
-        "cloud_efficiency",
-        "cloud_essd_xc1",
+    "nas/accessGroup": {"fileSystemType": {"standard", "extreme"}},
+    "nas/accessRule": {
+        "rwAccessType": {"RDWR", "RDONLY"},
+        "userAccessType": {"no_squash", "root_squash", "all_squash"},
     },
-    (
-        "alicloud:ess/scalingConfiguration:ScalingConfiguration",
-        "networkInterfaces[].networkInterfaceTrafficMode",
-    ): {
-        "Standard",
-        "HighPerformance",
+    "ess/scalingGroup": {
+        "multiAzPolicy": {"PRIORITY", "BALANCE", "COST_OPTIMIZED", "COMPOSABLE"},
+        "healthCheckType": {"ECS", "NONE", "LOAD_BALANCER"},
+        "scalingPolicy": {"recycle", "release", "forceRecycle", "forceRelease"},
+        "groupType": {"ECS", "ECI"},
+        "removalPolicies[]": {"OldestInstance", "NewestInstance", "OldestScalingConfiguration"},
+        "launchTemplateVersion": {"Latest", "Default"},
     },
-    ("alicloud:ess/scalingConfiguration:ScalingConfiguration", "networkInterfaces[].instanceType"): {
-        "Primary",
-        "Secondary",
+    "ess/suspendProcess": {
+        "process": {"ScaleIn", "ScaleOut", "HealthCheck", "AlarmNotification", "ScheduledAction"}
     },
-    ("alicloud:ess/scalingConfiguration:ScalingConfiguration", "resourcePoolOptionsStrategy"): {
-        "PrivatePoolFirst",
-        "PrivatePoolOnly",
-        "None",
+    "ess/lifecycleHook": {
+        "lifecycleTransition": {"SCALE_IN", "SCALE_OUT"},
+        "defaultResult": {"CONTINUE", "ABANDON", "ROLLBACK"},
     },
-    ("alicloud:ess/scalingConfiguration:ScalingConfiguration", "spotStrategy"): {
-        "NoSpot",
-        "SpotAsPriceGo",
-        "SpotWithPriceLimit",
+    "ess/scalingRule": {
+        "adjustmentType": {"QuantityChangeInCapacity", "PercentChangeInCapacity", "TotalCapacity"},
+        "scalingRuleType": {
+            *("SimpleScalingRule", "TargetTrackingScalingRule", "StepScalingRule", "PredictiveScalingRule")
+        },
     },
-    ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "spotStrategy"): {
-        "NoSpot",
-        "SpotAsPriceGo",
-        "SpotWithPriceLimit",
+    "ess/alarm": {
+        "metricType": {"system", "custom"},
+        "statistics": {"Average", "Minimum", "Maximum"},
+        "comparisonOperator": {">", ">=", "<", "<="},
+        "period": {60, 120, 300, 900},
     },
-    ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "instanceChargeType"): {"PostPaid", "PrePaid"},
-    ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "networkType"): {"classic", "vpc"},
-    ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "httpTokens"): {"optional", "required"},
-    ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "httpEndpoint"): {"enabled", "disabled"},
-    ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "systemDisk.performanceLevel"): {
-        "PL0",
-        "PL1",
-        "PL2",
-        "PL3",
+    "ess/scalingConfiguration": {
+        "systemDiskCategory": {
+            *("cloud", "ephemeral_ssd", "cloud_ssd", "cloud_essd", "cloud_efficiency", "cloud_essd_xc1")
+        },
+        "networkInterfaces[].networkInterfaceTrafficMode": {"Standard", "HighPerformance"},
+        "networkInterfaces[].instanceType": {"Primary", "Secondary"},
+        "resourcePoolOptionsStrategy": {"PrivatePoolFirst", "PrivatePoolOnly", "None"},
+        "spotStrategy": {"NoSpot", "SpotAsPriceGo", "SpotWithPriceLimit"},
     },
-    ("alicloud:ecs/command:Command", "type"): {"RunBatScript", "RunPowerShellScript", "RunShellScript"},
-    ("alicloud:ecs/instance:Instance", "maintenanceAction"): {"Stop", "AutoRecover", "AutoRedeploy"},
-    ("alicloud:ecs/instance:Instance", "httpTokens"): {"optional", "required"},
-    ("alicloud:ecs/instance:Instance", "httpEndpoint"): {"enabled", "disabled"},
-    ("alicloud:kms/secret:Secret", "secretDataType"): {"text", "binary"},
-    ("alicloud:kms/secret:Secret", "secretType"): {
-        *("Generic", "Rds", "Redis", "RAMCredentials", "ECS", "PolarDB"),
+    "ecs/ecsLaunchTemplate": {
+        "spotStrategy": {"NoSpot", "SpotAsPriceGo", "SpotWithPriceLimit"},
+        "instanceChargeType": {"PostPaid", "PrePaid"},
+        "networkType": {"classic", "vpc"},
+        "httpTokens": {"optional", "required"},
+        "httpEndpoint": {"enabled", "disabled"},
+        "systemDisk.performanceLevel": {"PL0", "PL1", "PL2", "PL3"},
     },
-    ("alicloud:ram/rolePolicyAttachment:RolePolicyAttachment", "policyType"): {"System", "Custom"},
-    ("alicloud:ram/policy:Policy", "rotateStrategy"): {
-        "None",
-        "DeleteOldestNonDefaultVersionWhenLimitExceeded",
+    "ecs/command": {"type": {"RunBatScript", "RunPowerShellScript", "RunShellScript"}},
+    "ecs/instance": {
+        "maintenanceAction": {"Stop", "AutoRecover", "AutoRedeploy"},
+        "httpTokens": {"optional", "required"},
+        "httpEndpoint": {"enabled", "disabled"},
     },
-    ("alicloud:cms/alarm:Alarm", "escalationsCritical.comparisonOperator"): {
-        ">",
-        ">=",
-        "<",
-        "<=",
-        "==",
-        "!=",
+    "kms/secret": {
+        "secretDataType": {"text", "binary"},
+        "secretType": {"Generic", "Rds", "Redis", "RAMCredentials", "ECS", "PolarDB"},
     },
-    ("alicloud:cms/alarmContact:AlarmContact", "lang"): {"en", "zh-cn"},
-    ("alicloud:ecs/ecsImageComponent:EcsImageComponent", "componentType"): {"Build", "Test"},
-    ("alicloud:ecs/ecsImageComponent:EcsImageComponent", "systemType"): {"Linux", "Windows"},
-    ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "baseImageType"): {"IMAGE", "IMAGE_FAMILY"},
-    ("alicloud:ecs/imageImport:ImageImport", "diskDeviceMappings[].format"): {"RAW", "VHD", "qcow2"},
-    ("alicloud:ecs/imageImport:ImageImport", "architecture"): {"x86_64", "i386"},
-    ("alicloud:ecs/imageImport:ImageImport", "osType"): {"windows", "linux"},
-    ("alicloud:ecs/imageImport:ImageImport", "licenseType"): {"Auto", "Aliyun", "BYOL"},
-    ("alicloud:oss/bucketObject:BucketObject", "serverSideEncryption"): {"KMS", "AES256"},
-    ("alicloud:oss/bucketObject:BucketObject", "acl"): {"private", "public-read", "public-read-write"},
-    ("alicloud:fc/v3Function:V3Function", "runtime"): {"python3.9", "python3.10", "python3.12"},
-    ("alicloud:fc/v3Function:V3Function", "logConfig.logBeginRule"): {"None", "DefaultRegex"},
-    ("alicloud:fc/v3Trigger:V3Trigger", "triggerType"): {"timer", "http", "oss", "log", "eventbridge"},
+    "ram/rolePolicyAttachment": {"policyType": {"System", "Custom"}},
+    "ram/policy": {"rotateStrategy": {"None", "DeleteOldestNonDefaultVersionWhenLimitExceeded"}},
+    "cms/alarm": {"escalationsCritical.comparisonOperator": {">", ">=", "<", "<=", "==", "!="}},
+    "cms/alarmContact": {"lang": {"en", "zh-cn"}},
+    "ecs/ecsImageComponent": {"componentType": {"Build", "Test"}, "systemType": {"Linux", "Windows"}},
+    "ecs/ecsImagePipeline": {"baseImageType": {"IMAGE", "IMAGE_FAMILY"}},
+    "ecs/imageImport": {
+        "diskDeviceMappings[].format": {"RAW", "VHD", "qcow2"},
+        "architecture": {"x86_64", "i386"},
+        "osType": {"windows", "linux"},
+        "licenseType": {"Auto", "Aliyun", "BYOL"},
+    },
+    "oss/bucketObject": {
+        "serverSideEncryption": {"KMS", "AES256"},
+        "acl": {"private", "public-read", "public-read-write"},
+    },
+    "fc/v3Function": {
+        "runtime": {"python3.9", "python3.10", "python3.12"},
+        "logConfig.logBeginRule": {"None", "DefaultRegex"},
+    },
+    "fc/v3Trigger": {"triggerType": {"timer", "http", "oss", "log", "eventbridge"}},
 }
+ALLOWED = {(token(kind), path): allowed for kind, rows in _ALLOWED.items() for path, allowed in rows.items()}
 
 # (type, path) -> lowest and highest value, from the same sources.
 BETWEEN = {

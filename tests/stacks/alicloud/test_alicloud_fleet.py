@@ -8,9 +8,7 @@ import pytest
 from gpu_fleet_image.controllers.meter import budget_check
 from gpu_fleet_image.controllers.sweep import lease
 from gpu_fleet_image.core.capacity import STATE
-from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.payload import sweep_policy
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import VARIANTS, inputs, shipped
@@ -22,36 +20,30 @@ CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
 
 
 def test_a_pool_on_demand_starts_what_it_prefers_where_it_prefers():
-    found = declared(stack(pools=[pool(types=["ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge"])]))
+    types = ["ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge"]
+    found = declared(stack(pools=[pool(types=types)]))
 
     (group,) = inputs(found, GROUP)
-    assert group["multiAzPolicy"] == "PRIORITY"
-    assert group["launchTemplateVersion"] == "Latest"
-    assert [override["instanceType"] for override in group["launchTemplateOverrides"]] == [
-        "ecs.gn7i-c8g1.2xlarge",
-        "ecs.gn7i-c16g1.4xlarge",
-    ]
+    assert (group["multiAzPolicy"], group["launchTemplateVersion"]) == ("PRIORITY", "Latest")
+    assert [override["instanceType"] for override in group["launchTemplateOverrides"]] == types
     assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["NoSpot"]
 
 
+@pytest.mark.parametrize(("limit", "strategy"), [(None, "SpotAsPriceGo"), ("4.25", "SpotWithPriceLimit")])
 @pytest.mark.parametrize("falls_back", [False, True])
-def test_a_spot_pool_buys_the_cheapest_and_on_demand_only_where_the_stack_says_so(falls_back):
-    found = declared(stack(pools=[pool(market="spot", on_demand_base=1, on_demand_fallback=falls_back)]))
+def test_a_spot_pool_buys_the_cheapest_and_on_demand_only_where_the_stack_says_so(
+    falls_back, limit, strategy
+):
+    spot = {"on_demand_base": 1, "on_demand_fallback": falls_back, "spot_price_limit": limit}
+    found = declared(stack(pools=[pool(market="spot", **spot)]))
 
     (group,) = inputs(found, GROUP)
     assert group["multiAzPolicy"] == "COST_OPTIMIZED"
     assert (group["onDemandBaseCapacity"], group["onDemandPercentageAboveBaseCapacity"]) == (1, 0)
-    assert group["spotInstanceRemedy"] is True
-    assert group["compensateWithOnDemand"] is falls_back
-    assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["SpotAsPriceGo"]
-
-
-def test_a_spot_pool_with_a_limit_pays_no_more_for_any_type():
-    found = declared(stack(pools=[pool(market="spot", spot_price_limit="4.25")]))
-
-    (group,) = inputs(found, GROUP)
-    assert [override["spotPriceLimit"] for override in group["launchTemplateOverrides"]] == [4.25]
-    assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == ["SpotWithPriceLimit"]
+    assert (group["spotInstanceRemedy"], group["compensateWithOnDemand"]) == (True, falls_back)
+    limits = [override.get("spotPriceLimit") for override in group["launchTemplateOverrides"]]
+    assert limits == [limit and float(limit)]
+    assert [resource["spotStrategy"] for resource in inputs(found, TEMPLATE)] == [strategy]
 
 
 def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
@@ -80,20 +72,16 @@ def test_a_reserved_pool_starts_in_its_private_pool_only_from_a_configuration_th
 
 
 def test_each_of_several_private_pools_has_a_group_of_its_own():
-    held = [
-        {"id": name, "zone": zone, "count": 1}
-        for name, zone in (("eap-1a", "cn-shenzhen-e"), ("crp-1b", "cn-shenzhen-d"))
-    ]
+    zones = {"eap-1a": "cn-shenzhen-e", "crp-1b": "cn-shenzhen-d"}
+    held = [{"id": name, "zone": zone, "count": 1} for name, zone in zones.items()]
 
     found = declared(stack(pools=[pool(market="reservation", reservations=held)]))
 
     made = {each.inputs["scalingGroupId"]: each.inputs for each in found.of_type(CONFIGURATION)}
     groups = found.of_type(GROUP)
-    assert [group.name for group in groups] == ["gpu-fleet-test-dev-eap-1a", "gpu-fleet-test-dev-crp-1b"]
-    assert [made[group.id]["resourcePoolOptionsPrivatePoolIds"] for group in groups] == [
-        ["eap-1a"],
-        ["crp-1b"],
-    ]
+    assert [group.name for group in groups] == [f"gpu-fleet-test-dev-{name}" for name in zones]
+    pools = [made[group.id]["resourcePoolOptionsPrivatePoolIds"] for group in groups]
+    assert pools == [[name] for name in zones]
     assert len({tuple(group.inputs["vswitchIds"]) for group in groups}) == 2
 
 
@@ -160,16 +148,10 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
     recipients = {"monthly": 40000, "currency": "CNY", "recipients": ["a@b.org", "c@d.org"]}
     found = declared(stack(budget=recipients))
 
-    alarms = {
-        resource["name"]: resource
-        for resource in inputs(found, "alicloud:cms/alarm:Alarm", name="-test-actual-")
-    }
-    assert {
-        name.rpartition("-")[2]: alarm["escalationsCritical"]["threshold"] for name, alarm in alarms.items()
-    } == {
-        "80": "32000",
-        "100": "40000",
-    }
+    found_alarms = inputs(found, "alicloud:cms/alarm:Alarm", name="-test-actual-")
+    alarms = {made["name"].rpartition("-")[2]: made for made in found_alarms}
+    thresholds = {percent: made["escalationsCritical"]["threshold"] for percent, made in alarms.items()}
+    assert thresholds == {"80": "32000", "100": "40000"}
     assert {alarm["metric"] for alarm in alarms.values()} == {"MonthCost"}
     assert {alarm["project"] for alarm in alarms.values()} == {"acs_customMetric_1234567890123456"}
     contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
@@ -182,15 +164,10 @@ def test_a_mover_that_fails_three_times_on_end_is_reported():
     (alarm,) = inputs(found, "alicloud:cms/alarm:Alarm", name="capacity-errors")
     (function,) = inputs(found, "alicloud:fc/v3Function:V3Function", name="-capacity")
     assert (alarm["project"], alarm["metric"], alarm["period"]) == ("acs_fc", "FunctionFunctionErrors", 60)
-    assert json.loads(alarm["metricDimensions"]) == [
-        {"region": "cn-shenzhen", "functionName": function["functionName"]}
-    ]
-    assert alarm["escalationsCritical"] == {
-        "statistics": "Value",
-        "comparisonOperator": ">",
-        "threshold": "0",
-        "times": 3,
-    }
+    place = {"region": "cn-shenzhen", "functionName": function["functionName"]}
+    often = {"statistics": "Value", "comparisonOperator": ">", "threshold": "0", "times": 3}
+    assert json.loads(alarm["metricDimensions"]) == [place]
+    assert alarm["escalationsCritical"] == often
     assert alarm["contactGroups"]
 
 
@@ -219,32 +196,20 @@ def test_a_contact_is_named_by_its_address_wherever_that_stands_in_the_list():
     assert not set(changed.values()) & set(both.values())
 
 
-def test_the_meter_counts_with_the_prices_of_the_catalog():
-    made = stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])])
+def test_the_sweep_knows_the_prices_of_the_development_stack():
+    found = stack_files.settings_of("alicloud-dev")
+    known = catalog.load()
 
-    pools = written(sweep_policy.policy(made))["budget"]["pools"]
+    kinds = {known.get(name) for pool in found.pools for name in pool.types}
 
-    assert pools["dev"]["on_demand"] == {"ecs.gn7i-c8g1.2xlarge": "9.532600"}
-    assert pools["big"]["on_demand"] == {"ecs.gn8v.4xlarge": None}
+    assert {kind.price.region for kind in kinds} == {found.region}
 
 
 def test_the_sweep_runs_as_often_as_the_settings_say():
     found = declared(stack(reaper={"every_minutes": 7}))
 
     (trigger,) = inputs(found, "alicloud:fc/v3Trigger:V3Trigger", name="-reaper")
-    assert json.loads(trigger["triggerConfig"]) == {
-        "cronExpression": "@every 7m",
-        "enable": True,
-        "payload": "{}",
-    }
+    said = {"cronExpression": "@every 7m", "enable": True, "payload": "{}"}
+    assert json.loads(trigger["triggerConfig"]) == said
     limits = inputs(found, "alicloud:fc/v3ConcurrencyConfig:V3ConcurrencyConfig")
     assert {limit["reservedConcurrency"] for limit in limits} == {1}
-
-
-def test_the_sweep_knows_the_prices_of_the_development_stack():
-    found = stack_files.settings_of("alicloud-dev")
-
-    kinds = {name for pool in found.pools for name in pool.types}
-    regions = {catalog.load().get(name).price.region for name in kinds}
-
-    assert regions == {found.region}

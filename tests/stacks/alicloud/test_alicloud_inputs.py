@@ -27,10 +27,6 @@ def values(inputs, path):
             yield from values(item, rest) if rest else [item]
 
 
-def test_both_shipped_stacks_are_looked_at():
-    assert STACKS == ["alicloud-dev", "alicloud-prod"]
-
-
 def test_all_of_it_is_recorded_and_nothing_created(resources):
     assert resources
     assert {resource.outcome for resource in resources} == {RegistrationOutcome.RECORDED}
@@ -89,9 +85,7 @@ def test_inputs_that_the_provider_refuses_together_never_meet(resources):
 def test_options_of_cost_optimized_groups_stand_there_alone(resources):
     """By its note they are valid only if multi_az_policy is COST_OPTIMIZED (alicloud_ess_scaling_group)."""
     options = {"onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotInstancePools"}
-    groups = [
-        resource.inputs for resource in resources if resource.type == "alicloud:ess/scalingGroup:ScalingGroup"
-    ]
+    groups = [made.inputs for made in resources if made.type == "alicloud:ess/scalingGroup:ScalingGroup"]
 
     for group in groups:
         assert bool(options & group.keys()) is (group["multiAzPolicy"] == "COST_OPTIMIZED")
@@ -99,9 +93,7 @@ def test_options_of_cost_optimized_groups_stand_there_alone(resources):
 
 def test_a_standard_or_extreme_file_system_names_no_network(resources):
     """A network would replace it on every update (alicloud_nas_file_system, vswitch_id)."""
-    systems = [
-        resource.inputs for resource in resources if resource.type == "alicloud:nas/fileSystem:FileSystem"
-    ]
+    systems = [made.inputs for made in resources if made.type == "alicloud:nas/fileSystem:FileSystem"]
 
     for system in systems:
         needed = system["fileSystemType"] == "cpfs"

@@ -51,9 +51,8 @@ class Applied:
             boto3.resource("s3", region_name=REGION).Bucket(bucket).object_versions.delete()
 
     def destroy(self, state=None, **options) -> Destroyed:
-        return destroy(
-            self.rehearsed.registrations if state is None else state, self.clients, DELETERS, **options
-        )
+        found = self.rehearsed.registrations if state is None else state
+        return destroy(found, self.clients, DELETERS, **options)
 
     def key_state(self) -> str:
         return self.client("kms").describe_key(KeyId=self.key.id)["KeyMetadata"]["KeyState"]
@@ -65,14 +64,15 @@ class Applied:
         assert self.key_state() == "Enabled"
         return found["Body"].read()
 
-    def hold_its_settings(self, bucket: str) -> None:
+    def hold_its_settings(self) -> None:
         s3 = self.client("s3")
-        blocked = s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
-        assert set(blocked.values()) == {True}
-        assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
-        assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
-        (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
-        assert rule["ApplyServerSideEncryptionByDefault"]["KMSMasterKeyID"] == self.key.outputs["arn"]
+        for bucket in self.buckets:
+            blocked = s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
+            assert set(blocked.values()) == {True}
+            assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
+            assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+            (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+            assert rule["ApplyServerSideEncryptionByDefault"]["KMSMasterKeyID"] == self.key.outputs["arn"]
 
 
 @contextmanager
@@ -94,8 +94,7 @@ def test_a_destroy_keeps_data_readable_under_its_settings_and_key_and_a_second_o
         assert first.failed == full
         kept = {"aws:kms/alias:Alias", "aws:iam/serviceLinkedRole:ServiceLinkedRole"}
         assert {KEY, BUCKET} | kept <= {resource.type for resource in first.left}
-        for bucket in stack.buckets:
-            stack.hold_its_settings(bucket)
+        stack.hold_its_settings()
         # what costs by the hour is gone all the same
         gateways = stack.client("ec2").describe_nat_gateways()["NatGateways"]
         assert {gateway["State"] for gateway in gateways} <= {"deleted", "deleting"}
@@ -116,37 +115,28 @@ def test_a_protected_stack_is_refused_before_anything_is_touched():
 
         assert done.asked == ()
         assert {resource.urn for resource in stack.rehearsed.of_type(BUCKET)} < set(done.refused)
-        left = stack.client("s3").list_buckets()["Buckets"]
-        assert {bucket["Name"] for bucket in left} == {
-            resource.id for resource in stack.rehearsed.of_type(BUCKET)
-        }
+        left = {bucket["Name"] for bucket in stack.client("s3").list_buckets()["Buckets"]}
+        assert left == {resource.id for resource in stack.rehearsed.of_type(BUCKET)}
 
 
 def test_excluding_what_is_protected_keeps_the_data_its_key_and_its_settings():
     """``pulumi destroy --exclude-protected``."""
     with applied("aws-prod") as stack:
         stack.fill()
-        protected = [
-            registration.urn for registration in stack.rehearsed.registrations if registration.protected
-        ]
+        protected = [made.urn for made in stack.rehearsed.registrations if made.protected]
 
         done = stack.destroy(exclude=protected)
 
         assert (done.failed, done.refused) == ({}, ())
         assert [stack.read(bucket) for bucket in stack.buckets] == [CONTENT] * 3
-        for bucket in stack.buckets:
-            stack.hold_its_settings(bucket)
+        stack.hold_its_settings()
 
 
 def without_their_order(registration: Registration) -> Registration:
     """Restore the former graph: buckets without a key, settings deleted first, a key that Pulumi deletes."""
     needed = () if registration.type == BUCKET else registration.dependencies
-    return replace(
-        registration,
-        dependencies=needed,
-        deleted_with="",
-        retained=registration.retained and registration.type != KEY,
-    )
+    retained = registration.retained and registration.type != KEY
+    return replace(registration, dependencies=needed, deleted_with="", retained=retained)
 
 
 def test_without_that_order_the_same_destroy_loses_the_data():

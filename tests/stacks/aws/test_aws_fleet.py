@@ -59,60 +59,44 @@ def test_each_zone_of_production_routes_through_its_own_gateway(prod):
 
 
 @pytest.mark.parametrize(
-    ("grouping", "spot", "on_demand"),
-    [
-        ("single", ["train"], ["train-on-demand"]),
-        (
-            "per_zone",
-            ["train-us-east-1a", "train-us-east-1b"],
-            ["train-us-east-1a-on-demand", "train-us-east-1b-on-demand"],
-        ),
-    ],
+    ("grouping", "spot"), [("single", ["train"]), ("per_zone", ["train-us-east-1a", "train-us-east-1b"])]
 )
-def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(grouping, spot, on_demand):
+def test_a_spot_pool_that_may_fall_back_has_empty_groups_that_buy_on_demand(grouping, spot):
     pools = [pool(name="train", market="spot", groups=grouping, on_demand_base=1, on_demand_fallback=True)]
 
     groups = declared(stack(pools=pools)).of_type(GROUP)
 
-    bought = {
-        group.name.removeprefix("gpu-fleet-test-"): group.inputs["mixedInstancesPolicy"][
-            "instancesDistribution"
-        ]
-        for group in groups
-    }
-    assert list(bought) == [*spot, *on_demand]
-    assert [bought[label]["onDemandPercentageAboveBaseCapacity"] for label in spot] == [0] * len(spot)
-    assert [bought[label]["onDemandPercentageAboveBaseCapacity"] for label in on_demand] == [100] * len(spot)
+    names = [group.name.removeprefix("gpu-fleet-test-") for group in groups]
+    policies = [group.inputs["mixedInstancesPolicy"]["instancesDistribution"] for group in groups]
+    bought = [policy["onDemandPercentageAboveBaseCapacity"] for policy in policies]
+    assert names == [*spot, *(f"{label}-on-demand" for label in spot)]
+    assert bought == [0] * len(spot) + [100] * len(spot)
     assert {group.inputs["desiredCapacity"] for group in groups[len(spot) :]} == {0}
 
 
-def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in():
-    reserved = pool(name="held", types=["p5.48xlarge"], market="capacity-block", zones=["us-east-1a"])
-
-    rehearsed = declared(stack(pools=[reserved | {"reservation_id": "cr-0123456789abcdef0"}]))
-
-    (template,) = rehearsed.of_type(TEMPLATE)
-    target = template.inputs["capacityReservationSpecification"]["capacityReservationTarget"]
-    assert target == {"capacityReservationId": "cr-0123456789abcdef0"}
-    assert template.inputs["instanceMarketOptions"] == {"marketType": "capacity-block"}
+ODCR = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
 
 
-def test_reservations_of_a_resource_group_are_named_by_its_arn():
-    group = "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"
-    reserved = pool(types=["p5.48xlarge"], market="reservation", zones=["us-east-1a"], reservation_id=group)
+@pytest.mark.parametrize(
+    ("market", "by", "target", "options"),
+    [
+        ("capacity-block", "cr-0123456789abcdef0", "Id", {"marketType": "capacity-block"}),
+        ("reservation", ODCR, "ResourceGroupArn", None),
+    ],
+)
+def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in(market, by, target, options):
+    reserved = pool(types=["p5.48xlarge"], market=market, zones=["us-east-1a"], reservation_id=by)
 
     (template,) = declared(stack(pools=[reserved])).of_type(TEMPLATE)
 
-    target = template.inputs["capacityReservationSpecification"]["capacityReservationTarget"]
-    assert target == {"capacityReservationResourceGroupArn": group}
+    said = template.inputs["capacityReservationSpecification"]["capacityReservationTarget"]
+    assert said == {f"capacityReservation{target}": by}
+    assert template.inputs.get("instanceMarketOptions") == options
 
 
 def test_each_of_several_reservations_has_a_group_in_its_zone_that_starts_nowhere_else():
     first, second = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
-    held = [
-        {"id": first, "zone": "us-east-1b", "count": 2},
-        {"id": second, "zone": "us-east-1a", "count": 4},
-    ]
+    held = [{"id": first, "zone": "us-east-1b", "count": 2}, {"id": second, "zone": "us-east-1a", "count": 4}]
     size = {"min": 3, "desired": 3, "max": 5}
     reserved = pool(types=["p5.48xlarge"], market="reservation", reservations=held, size=size)
 
@@ -138,27 +122,16 @@ def test_the_budget_counts_what_credits_and_refunds_pay():
 
 
 def test_ssh_is_open_to_the_named_networks_alone():
-    rehearsed = declared(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
+    found = declared(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
+    rules = found.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
 
-    opened = [
-        rule.inputs["cidrIpv4"]
-        for rule in rehearsed.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
-        if rule.inputs.get("fromPort") == 22
-    ]
+    opened = [rule.inputs["cidrIpv4"] for rule in rules if rule.inputs.get("fromPort") == 22]
     assert opened == ["198.51.100.0/24"]
 
 
 def test_a_stack_without_nat_has_endpoints_for_all_it_needs():
-    rehearsed = declared(
-        stack(
-            network={
-                "cidr": "10.0.0.0/16",
-                "zones": ["us-east-1a"],
-                "nat": "none",
-                "interface_endpoints": True,
-            }
-        )
-    )
+    network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"], "nat": "none", "interface_endpoints": True}
+    rehearsed = declared(stack(network=network))
 
     services = {
         resource.inputs["serviceName"].rpartition("us-east-1.")[2]

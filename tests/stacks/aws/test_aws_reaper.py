@@ -9,7 +9,6 @@ from io import BytesIO
 from pathlib import Path
 
 import boto3
-import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpu_fleet_image.core import keys
@@ -123,71 +122,50 @@ def test_the_policy_carries_what_users_wrote_and_the_catalogs_price():
     assert pool["scale_in_alarm"] == "gpu-fleet-test-dev-cpu-low"
 
 
-def test_a_price_of_another_region_is_not_claimed():
-    network = {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}
-    stack = examples.stack(region="eu-central-1", network=network)
-
-    assert written(sweep_policy.policy(stack))["pools"]["dev"]["hourly_price"] == {"g5.xlarge": None}
-
-
-def test_only_an_hour_on_demand_has_a_known_price():
+def test_only_an_hour_on_demand_has_a_known_price_and_that_of_another_region_is_not_claimed():
     pools = [examples.pool(), examples.pool(name="cheap", market="spot")]
+    network = {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}
 
-    prices = {
-        name: pool["hourly_price"]
-        for name, pool in written(sweep_policy.policy(examples.stack(pools=pools)))["pools"].items()
-    }
+    def prices(stack):
+        pools = written(sweep_policy.policy(stack))["pools"]
+        return {name: pool["hourly_price"]["g5.xlarge"] for name, pool in pools.items()}
 
-    assert prices == {"dev": {"g5.xlarge": "1.006"}, "cheap": {"g5.xlarge": None}}
+    assert prices(examples.stack(pools=pools)) == {"dev": "1.006", "cheap": None}
+    assert prices(examples.stack(region="eu-central-1", network=network)) == {"dev": None}
 
 
-@pytest.mark.parametrize(
-    ("changed", "is_new"),
-    [
-        ("instance/agent/idle_detection.py", True),
-        ("instance/agent/sensors/gpu.py", True),
-        ("instance/agent/aws.py", True),
-        ("controllers/sweep/verdict.py", False),
-        ("controllers/sweep/README.md", False),
-    ],
-)
-def test_the_policy_names_another_release_of_the_agent_where_its_sources_differ(
-    tmp_path, monkeypatch, changed, is_new
-):
+def test_the_policy_names_another_release_of_the_agent_where_its_sources_differ(tmp_path, monkeypatch):
     release = sweep_archive.agents_release("aws")
     shutil.copytree(sweep_archive.ROOT / "gpu_fleet_image", tmp_path / "gpu_fleet_image")
     monkeypatch.setattr(sweep_archive, "ROOT", tmp_path)
+    agent = ("idle_detection.py", "sensors/gpu.py", "aws.py")
+    is_new = dict.fromkeys((f"instance/agent/{name}" for name in agent), True)
+    is_new |= dict.fromkeys((f"controllers/sweep/{name}" for name in ("verdict.py", "README.md")), False)
 
-    with (tmp_path / "gpu_fleet_image" / changed).open("a") as file:
-        file.write("# more\n")
+    found = {}
+    for changed in is_new:
+        path = tmp_path / "gpu_fleet_image" / changed
+        before = path.read_text()
+        path.write_text(f"{before}# more\n")
+        found[changed] = sweep_archive.agents_release.__wrapped__("aws") != release
+        path.write_text(before)
 
-    assert (sweep_archive.agents_release.__wrapped__("aws") != release) is is_new
+    assert found == is_new
 
 
-def test_the_archive_is_the_same_for_the_same_settings():
-    assert zip_bytes(code_of(examples.stack(), "reaper")) == zip_bytes(code_of(examples.stack(), "reaper"))
+def test_the_archive_is_the_same_for_the_same_settings_and_holds_nothing_of_the_agent():
+    first, second = (code_of(examples.stack(), "reaper") for _ in "12")
+    names = {name.removeprefix("gpu_fleet_image/") for name in archive_files(first)}
 
-
-def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
-    names = set(archive_files(code_of(examples.stack(), "reaper")))
-
-    assert {
-        "policy.json",
-        "gpu_fleet_image/controllers/sweep/handler.py",
-        "gpu_fleet_image/controllers/sweep/verdict.py",
-    } <= names
-    assert not names & {
-        "gpu_fleet_image/instance/agent/loop.py",
-        "gpu_fleet_image/console/cli.py",
-        "gpu_fleet_image/instance/agent/sensors/gpu.py",
-    }
+    assert zip_bytes(first) == zip_bytes(second)
+    assert {"policy.json", "controllers/sweep/handler.py", "controllers/sweep/verdict.py"} <= names
+    assert not names & {"instance/agent/loop.py", "console/cli.py", "instance/agent/sensors/gpu.py"}
 
 
 def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(tmp_path):
     """Unzip Pulumi's upload, without click, rich, psutil and this checkout."""
-    with zipfile.ZipFile(
-        BytesIO(zip_bytes(code_of(stack_files.settings_of("aws-dev"), "reaper")))
-    ) as archive:
+    content = BytesIO(zip_bytes(code_of(stack_files.settings_of("aws-dev"), "reaper")))
+    with zipfile.ZipFile(content) as archive:
         archive.extractall(tmp_path / "code")
     libraries = tmp_path / "libraries"
     libraries.mkdir()

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from decimal import Decimal
-from typing import Any
 
 import pulumi
 import pytest
@@ -61,39 +60,26 @@ def said(monkeypatch) -> list[str]:
     return lines
 
 
-def outputs(settings: Stack) -> dict[str, Any]:
-    return declared(settings).outputs
-
-
 def dear(**budget: object):
     recipients = {"monthly": 5000, "recipients": ["a@b.org"]}
     return stack(pools=[pool(types=["p5.48xlarge"], size={"max": 4})], budget=recipients | budget)
 
 
-def test_the_command_shows_parts_sums_prices_and_what_the_budget_leaves(years_later):
+def test_the_command_shows_parts_sums_prices_bars_and_what_the_budget_leaves(years_later):
     done = run("aws-prod")
 
     assert done.exit_code == 0
-    assert re.search(r"train .* spot p4d\.24xlarge .* 21,158\.32 .* 64,116\.31", done.output)
-    assert re.search(
-        r"a month .* 6,593\.26 .* 17,332\.76 .* 352\.92 .* 28,981\.78 .* 72,044\.68", done.output
-    )
-    assert re.search(
-        r"p4d\.24xlarge on spot .* 7\.246 USD .* us-east-1 .* 2025-06-28 .* 90th percentile", done.output
-    )
-    assert re.search(r"worst month +█+.* 72,044\.68 USD", done.output)
-    assert re.search(
-        r"nat gateway +0\.045 USD +gateway and hour +us-east-1 +2026-02-24 +cloudburn", done.output
-    )
-    assert "47,955.32 USD under the" in done.output
+    for shown in (
+        r"train .* spot p4d\.24xlarge .* 21,158\.32 .* 64,116\.31",
+        r"a month .* 6,593\.26 .* 17,332\.76 .* 352\.92 .* 28,981\.78 .* 72,044\.68",
+        r"p4d\.24xlarge on spot .* 7\.246 USD .* us-east-1 .* 2025-06-28 .* 90th percentile",
+        r"worst month +█+.* 72,044\.68 USD",
+        r"nat gateway +0\.045 USD +gateway and hour +us-east-1 +2026-02-24 +cloudburn",
+        r"47,955\.32 USD under the",
+    ):
+        assert re.search(shown, done.output), shown
     assert re.search(r"^warning: \d+ prices older than 180 days, the oldest \(", done.stderr, re.MULTILINE)
-
-
-def test_the_bars_are_as_long_as_the_amounts():
-    done = run("aws-prod")
-
     bars = {name: len(bar) for name, bar in re.findall(r"^ (\w+) +(█+)", done.output, re.MULTILINE)}
-
     assert bars["budget"] == page.BAR_WIDTH
     assert bars["train"] == pytest.approx(page.BAR_WIDTH * 64_296 / 120_000, abs=1)
 
@@ -119,44 +105,27 @@ def test_a_price_of_another_region_is_named_beside_it(monkeypatch):
     assert "warning: prices of us-east-1 replace those of eu-central-1: g5.xlarge" in done.stderr
 
 
-def test_more_data_costs_more():
-    done = run("aws-dev", "--bucket-gb", "10000")
+def test_more_data_costs_more_and_traffic_to_the_internet_tier_by_tier_where_it_is_asked_for():
+    asked = run("aws-dev", "--bucket-gb", "10000", "--egress-gb", "60000", "--snapshot-gb", "100")
 
-    assert re.search(r"storage .* bucket .* 230\.00", done.output)
-
-
-def test_traffic_to_the_internet_is_counted_tier_by_tier_where_it_is_asked_for():
-    asked = run("aws-dev", "--egress-gb", "60000", "--snapshot-gb", "100")
-
+    assert re.search(r"storage .* bucket .* 230\.00", asked.output)
     # 10,240 * 0.09 + 40,960 * 0.085 + 8,800 * 0.07
     assert re.search(r"traffic .* egress .* 5,019\.20", asked.output)
     assert re.search(r"storage .* snapshot .* 5\.00", asked.output)
     assert "egress" not in run("aws-dev").output.split("not counted")[0]
 
 
-def in_a_region_without_a_price_of_egress(monkeypatch, **changes):
-    network = {"cidr": "10.0.0.0/16", "zones": ["mx-central-1a"]}
-    monkeypatch.setattr(
-        stack_files, "settings_of", lambda name: stack(region="mx-central-1", network=network, **changes)
-    )
+def test_a_region_without_a_price_of_egress_takes_that_of_no_other_and_one_may_be_assumed(monkeypatch):
+    region = {"region": "mx-central-1", "network": {"cidr": "10.0.0.0/16", "zones": ["mx-central-1a"]}}
+    budget = {"monthly": 5000, "recipients": ["a@b.org"], "assume": {"egress": 0.5}}
+    files = {"test": stack(**region), "assuming": stack(**region, budget=budget)}
+    monkeypatch.setattr(stack_files, "settings_of", files.__getitem__)
 
-
-def test_a_region_without_a_price_of_egress_takes_that_of_no_other(monkeypatch):
-    in_a_region_without_a_price_of_egress(monkeypatch)
-
-    done = run("test", "--egress-gb", "500", "-o", "json")
+    done, assuming = run("test", "--egress-gb", "500", "-o", "json"), run("assuming", "--egress-gb", "500")
 
     assert json.loads(done.stdout)["unknown"] == ["egress"]
     assert "without these, which have no public price: egress; the sums are minimums" in done.output
-
-
-def test_a_price_of_egress_may_be_assumed(monkeypatch):
-    budget = {"monthly": 5000, "recipients": ["a@b.org"], "assume": {"egress": 0.5}}
-    in_a_region_without_a_price_of_egress(monkeypatch, budget=budget)
-
-    done = run("test", "--egress-gb", "500")
-
-    assert re.search(r"traffic .* egress .* 250\.00", done.output)
+    assert re.search(r"traffic .* egress .* 250\.00", assuming.output)
 
 
 def test_more_data_than_can_be_counted_is_refused():
@@ -175,43 +144,37 @@ def test_a_stack_over_its_budget_is_shown_first_and_then_refused(monkeypatch):
     assert isinstance(done.exception, OvercommitError)
 
 
-def test_a_preview_says_the_cost_in_one_line(register, said):
-    register(stack())
-
-    (line,) = [text for text in said if text.startswith("info: cost of")]
-    assert line.startswith("info: cost of test: now 1.16 USD an hour, 848.68 USD a month expected; at worst ")
-    assert line.endswith("the budget")
-
-
 def handed_over(settings: Stack) -> str:
     """Return the output of a deployed stack, as the CLI prints it."""
     return json.dumps(view.output(estimate(settings), settings.budget.monthly))
 
 
-def test_a_preview_says_how_the_cost_differs_from_the_deployed_one(register, said, monkeypatch):
+def test_a_preview_says_the_cost_in_one_line_and_how_it_differs_from_the_deployed_one(
+    register, said, monkeypatch
+):
     larger = stack(pools=[pool(size={"min": 0, "desired": 2, "max": 4})])
-    monkeypatch.setenv(VARIABLE, handed_over(stack()))
 
+    register(stack())
+    monkeypatch.setenv(VARIABLE, handed_over(stack()))
     register(larger)
     register(stack())
 
-    of_larger, of_same = [text for text in said if text.startswith("info: cost of")]
+    first, of_larger, of_same = [text for text in said if text.startswith("info: cost of")]
+    now = "now 1.16 USD an hour, 848.68 USD a month expected; at worst "
+    assert first.startswith(f"info: cost of test: {now}")
+    assert first.endswith("the budget")
     # an instance more is 1.006 x 730 and 21.00 of disk, two at worst
     assert of_larger.endswith("; deployed: +755.38 a month now, +1,510.76 at worst, USD")
     assert of_same.endswith("; deployed: the same")
 
 
-def test_a_smaller_stack_is_cheaper_than_the_deployed_one():
+def test_a_smaller_stack_is_cheaper_than_the_deployed_one_and_another_currency_not_comparable():
     before = deployed({VARIABLE: handed_over(stack())})
     smaller = estimate(stack(pools=[pool(size={"min": 0, "desired": 0, "max": 2})]))
+    elsewhere = Deployed(Money(Decimal(1), "CNY"), Money(Decimal(2), "CNY"))
 
     assert sentence(smaller, before) == "deployed: -755.38 a month now, 0.00 at worst, USD"
-
-
-def test_another_currency_leaves_nothing_to_compare():
-    before = Deployed(Money(Decimal(1), "CNY"), Money(Decimal(2), "CNY"))
-
-    assert sentence(estimate(stack()), before) == "deployed: in CNY, not comparable"
+    assert sentence(smaller, elsewhere) == "deployed: in CNY, not comparable"
 
 
 def test_before_the_first_up_there_is_nothing_to_compare():
@@ -227,30 +190,26 @@ def test_what_is_no_output_of_the_program_is_named():
             deployed({VARIABLE: text})
 
 
-def test_an_output_of_another_version_is_warned_of_and_stops_no_preview(register, said, monkeypatch):
+def test_stale_prices_and_an_output_of_another_version_are_warned_of_and_stop_no_preview(
+    register, said, monkeypatch, years_later
+):
     monkeypatch.setenv(VARIABLE, '{"hourly": 3}')
 
     register(stack())
 
-    assert [
-        text for text in said if text.startswith("warn:") and "no difference to the deployed stack" in text
-    ]
+    warned = " ".join(text for text in said if text.startswith("warn:"))
+    assert "no difference to the deployed stack" in warned
+    assert "180 days" in warned
     assert [text for text in said if text.startswith("info: cost of test") and text.endswith("the budget")]
 
 
-def test_a_preview_warns_of_stale_prices(register, said, years_later):
-    register(stack())
-
-    assert [text for text in said if text.startswith("warn: cost of test: ") and "180 days" in text]
-
-
-def test_the_cost_is_an_output_of_the_stack_as_plain_text():
-    found = outputs(stack())["cost"]
+def test_the_cost_is_an_output_of_the_stack_as_plain_text_also_over_its_budget_where_its_file_allows_that():
+    found = declared(stack()).outputs["cost"]
 
     assert found == view.output(estimate(stack()), 5000)
     assert found["month"]["now"] == {"low": "848.68", "high": "848.68"}
-    assert found["currency"] == "USD"
-    assert found["unknown"] == []
+    assert (found["currency"], found["unknown"]) == ("USD", [])
+    assert declared(dear(allow_overcommit=True)).outputs["cost"]["worst_month"] == "160894.10"
 
 
 def test_nothing_is_declared_of_a_stack_whose_worst_month_passes_its_budget(register, monkeypatch):
@@ -261,10 +220,6 @@ def test_nothing_is_declared_of_a_stack_whose_worst_month_passes_its_budget(regi
         register(dear())
 
     assert reached == []
-
-
-def test_a_stack_over_its_budget_stands_where_its_file_allows_that():
-    assert outputs(dear(allow_overcommit=True))["cost"]["worst_month"] == "160894.10"
 
 
 # What a part of a stack is called where its cost is shown: a price's name, or a word of what is not counted.

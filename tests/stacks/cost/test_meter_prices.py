@@ -76,12 +76,8 @@ def test_only_training_pools_freeze():
 
 
 def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
-    block = examples.pool(
-        market="capacity-block",
-        types=["p5.48xlarge"],
-        reservation_id="cr-0123456789abcdef0",
-        zones=["us-east-1a"],
-    )
+    held = {"reservation_id": "cr-0123456789abcdef0", "zones": ["us-east-1a"]}
+    block = examples.pool(market="capacity-block", types=["p5.48xlarge"], **held)
 
     budget = meter_prices.budget(examples.stack(pools=[block]))
     found = written(budget)["pools"]["dev"]
@@ -97,16 +93,11 @@ def test_the_meter_knows_each_reservation_s_count_end_and_group():
 
     found = written(meter_prices.budget(examples.stack(pools=[dev])))["pools"]["dev"]
 
-    first, second = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
+    first, second = ({"id": each["id"], "group": f"gpu-fleet-test-dev-{each['id']}"} for each in held)
     assert found["reserved"] == 3
     assert found["reservations"] == [
-        {"id": first, "count": 1, "group": f"gpu-fleet-test-dev-{first}"},
-        {
-            "id": second,
-            "count": 2,
-            "group": f"gpu-fleet-test-dev-{second}",
-            "until": "2027-03-31T11:30:00+00:00",
-        },
+        first | {"count": 1},
+        second | {"count": 2, "until": "2027-03-31T11:30:00+00:00"},
     ]
 
 
@@ -164,19 +155,13 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
 
 
-def test_the_meter_names_what_has_no_public_price_beside_the_types_which_it_counts_itself():
-    free, priced = (
-        meter_prices.budget(stack_files.settings_of(name)) for name in ("alicloud-prod", "aws-prod")
-    )
+def test_the_meter_names_what_has_no_public_price_and_the_region_whose_prices_stand_in_for_its_own():
+    free, priced = (stack_files.settings_of(name) for name in ("alicloud-prod", "aws-prod"))
+    lacks = ("bucket_zone_redundant", "log", "nat_gateway", "nat_traffic", "public_address")
 
-    assert free.lacks == ("bucket_zone_redundant", "log", "nat_gateway", "nat_traffic", "public_address")
-    assert (priced.lacks, priced.borrowed) == ((), ())
-
-
-def test_the_meter_names_the_region_whose_prices_stand_in_for_its_own():
-    away = replace(stack_files.settings_of("aws-prod"), region="eu-central-1")
-
-    assert meter_prices.budget(away).borrowed == ("us-east-1",)
+    assert meter_prices.budget(free).lacks == lacks
+    assert (meter_prices.budget(priced).lacks, meter_prices.budget(priced).borrowed) == ((), ())
+    assert meter_prices.budget(replace(priced, region="eu-central-1")).borrowed == ("us-east-1",)
 
 
 def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
