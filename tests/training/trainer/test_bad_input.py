@@ -174,45 +174,34 @@ def test_a_key_of_pictures_is_refused_for_tokens(key: dict[str, Any], tmp_path: 
     assert (status, f"is for pictures, and {data} is of kind tokens" in said) == (65, True)
 
 
-def test_a_full_disk_is_one_message_and_may_be_tried_again(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "runs/big"))
-    monkeypatch.setattr("gpu_fleet.trainer.rank.train_model", full)
-
-    status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
-
-    assert said == "error: runs/big: No space left on device; free some space, or another run.directory\n"
-    assert status == 75
-
-
-def test_a_disk_that_the_log_fills_up_may_be_tried_again_too(pictures, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/metrics.jsonl").symlink_to("/dev/full")
-
-    status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
-
-    assert (
-        said == f"error: {tmp_path}/run: No space left on device; free some space, or another run.directory\n"
-    )
-    assert status == 75
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
+    ("writer", "error", "place"),
+    [
+        ("gpu_fleet.trainer.rank.train_model", OSError(*FULL.args, "big"), "big"),
+        ("", None, "{run}"),  # the log
+        ("safetensors.torch.save_file", FULL, "{run}/model"),
+        ("safetensors.torch.save_file", SafetensorError(f"I/O error: {FULL.strerror}"), "{run}/model"),
+    ],
+    ids=["a file", "the log", "the model", "the model by safetensors"],
 )
-def test_a_disk_that_the_finished_model_fills_up_may_be_tried_again_too(
-    error, pictures, tmp_path, monkeypatch
+def test_a_full_disk_is_one_message_and_may_be_tried_again(
+    *, writer, error, place, pictures, tmp_path, monkeypatch
 ):
-    def full(*_: object) -> None:
-        raise error
+    run = tmp_path / "run"
+    if writer:
+        monkeypatch.setattr(writer, Mock(side_effect=error))
+    else:
+        run.mkdir()
+        (run / "metrics.jsonl").symlink_to("/dev/full")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    status, said = tried_alone(resnet_table(pictures, run, steps=1), tmp_path)
 
-    status, said = tried_alone(resnet_table(pictures, tmp_path / "run", steps=1), tmp_path)
-
-    assert (status, f"{tmp_path}/run/model: No space left on device; free some space" in said) == (75, True)
+    place = place.format(run=run)
+    assert said == f"error: {place}: {FULL.strerror}; free some space, or another run.directory\n"
+    assert status == 75
 
 
 def test_all_wrong_keys_are_reported_at_once(pictures, tmp_path):
