@@ -116,6 +116,20 @@ def train_on(size: int, table: dict[str, Any], stop_at: int = 0) -> dict[str, An
     return run_ranks(train_rank, size, table, stop_at)[0]
 
 
+def interrupted(size: int, table: Callable[[str], dict[str, Any]], stop_at: int) -> dict[str, Any]:
+    """Train `table("straight")`, and `table("broken")` that is stopped after so many steps and resumed.
+
+    Check that both end with the same bits; return the resumed outcome.
+    """
+    straight, stopped = train_on(size, table("straight")), train_on(size, table("broken"), stop_at)
+    resumed = train_on(size, table("broken"))
+    assert (stopped["outcome"], resumed["resumed_from_step"]) == ("stopped", stopped["step"])
+    assert stopped["step"] == stop_at
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
+    assert resumed["metric"] == straight["metric"]
+    return resumed
+
+
 def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
     """Train on this rank. With `stop_at`, the last rank gets a notice after so many steps."""
     settings = config.from_table(table, "test")

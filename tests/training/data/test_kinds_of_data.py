@@ -78,33 +78,20 @@ def damage(shards: Path) -> None:
         file.write_bytes(content)
 
 
-def test_too_many_corrupt_samples_end_the_run_by_name(shards, tmp_path):
+def test_a_few_corrupt_samples_are_left_out_and_too_many_end_the_run_by_name(shards, tmp_path):
     damage(shards)
 
     with pytest.raises(
         AssertionError, match=r"corrupt samples, data.corrupt_limit allows 0; last: .*\.tar byte"
     ):
         train_on(2, shards_table(shards, tmp_path, corrupt_limit=0))
-
-
-def test_a_few_corrupt_samples_are_left_out(shards, tmp_path):
-    damage(shards)
-
     assert train_on(2, shards_table(shards, tmp_path, corrupt_limit=1000))["outcome"] == "finished"
 
 
-@pytest.mark.parametrize(
-    ("kind", "cores", "ranks", "processes"),
-    [
-        ("images", 192, 8, 23),
-        ("shards", 16, 1, 15),
-        ("images", 2, 2, 0),
-        ("images", 2, 8, 0),
-        ("tokens", 192, 8, 0),
-    ],
-)
-def test_a_rank_reads_with_its_share_of_the_cores_by_default(kind, cores, ranks, processes):
-    assert reader_processes(kind, cores, ranks) == processes
+def test_a_rank_reads_with_its_share_of_the_cores_by_default():
+    given = [("images", 192, 8), ("shards", 16, 1), ("images", 2, 2), ("images", 2, 8), ("tokens", 192, 8)]
+
+    assert [reader_processes(*each) for each in given] == [23, 15, 0, 0, 0]
 
 
 def test_a_number_of_reader_processes_is_taken_as_it_is_and_found_where_there_is_none(monkeypatch):
