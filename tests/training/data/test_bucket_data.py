@@ -169,26 +169,24 @@ class Failing:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_read_is_tried_again_within_the_deadline(*, refused, uploaded, monkeypatch):
+def test_a_read_is_tried_again_within_the_deadline_and_then_another_try_of_the_run_may_help(
+    *, refused, uploaded, monkeypatch
+):
     failing = Failing(5, monkeypatch, refused=refused)
-    folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
+    folder, part = (
+        BucketFolder(BucketSource(uploaded, retry_s=60), "train"),
+        BytesInShard("00000.tar", 0, 512),
+    )
 
-    content = folder.read(BytesInShard("00000.tar", 0, 512))
+    content = folder.read(part)
+    silent = Failing(10**6, monkeypatch, refused=refused)
+    with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
+        folder.expect([part])
 
     assert content.startswith(b"000000000.png")
     assert 0 < failing.slept <= 60
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_after_the_deadline_another_try_of_the_run_may_help(*, refused, uploaded, monkeypatch):
-    failing = Failing(10**6, monkeypatch, refused=refused)
-    folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
-
-    with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
-        folder.expect([BytesInShard("00000.tar", 0, 512)])
-
     assert raised.value.exit_status == 75
-    assert failing.slept <= 60
+    assert silent.slept <= 60
 
 
 @pytest.mark.parametrize(("restarts", "status"), [(0, 65), (1, 75)])

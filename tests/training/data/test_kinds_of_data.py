@@ -24,29 +24,20 @@ def prepare(*arguments: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.fixture
-def weather(tmp_path) -> Path:
-    """Write a table of sentences of two classes."""
-    rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
-    (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
-    return tmp_path / "weather.csv"
-
-
 PAIRS = (("sun", "warm"), ("snow", "cold"))
 TINY_BERT = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32, "dropout": 0.0}
 
 
-def test_labelled_texts_train_a_classifier(weather, tmp_path):
-    prepare("text", str(weather), str(tmp_path / "data"))
-    table = changed(gpt_table(tmp_path / "data", tmp_path / "run", steps=3), data={"sequence_length": 32}) | {
-        "model": {"name": "bert", "options": TINY_BERT}
-    }
+def test_labelled_texts_train_a_classifier(tmp_path):
+    rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
+    (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    prepare("text", str(tmp_path / "weather.csv"), str(tmp_path / "data"))
+    table = changed(gpt_table(tmp_path / "data", tmp_path / "run", steps=3), data={"sequence_length": 32})
 
-    outcome = train_on(2, table)
+    outcome = train_on(2, table | {"model": {"name": "bert", "options": TINY_BERT}})
 
-    assert outcome["outcome"] == "finished"
-    assert outcome["metric_name"] == "accuracy"
-    assert outcome["baseline_name"] == "naive Bayes accuracy"
+    names = (outcome["outcome"], outcome["metric_name"], outcome["baseline_name"])
+    assert names == ("finished", "accuracy", "naive Bayes accuracy")
 
 
 @pytest.fixture

@@ -101,23 +101,16 @@ def test_a_word_that_would_be_padding_is_refused(table, tmp_path):
     assert "makes id 0, 'sun', of part of a text, and 0 is padding" in result.output
 
 
-def test_quoted_line_breaks_stay_inside_their_text(tmp_path):
+def test_quoted_line_breaks_stay_inside_their_text_and_a_row_without_a_label_is_skipped_by_name(tmp_path):
     file = tmp_path / "lines.csv"
-    file.write_text("text,label\n" + '"one\ntwo",a\nthree,b\n' * 4)
+    file.write_text("text,label\n" + '"one\ntwo",a\nthree,b\n' * 4 + "nothing known,\n")
 
-    prepare(file, tmp_path / "data")
+    result = prepare(file, tmp_path / "data")
 
     texts = {decode(open_train(tmp_path / "data").sample(n, CHANCE)[0]) for n in range(7)}
     assert texts == {"one\ntwo", "three"}
-
-
-def test_a_row_without_a_label_is_named_and_skipped(table, tmp_path):
-    table.write_text(table.read_text() + "nothing known,\n")
-
-    result = prepare(table, tmp_path / "data")
-
     assert result.exit_code == 0
-    assert "weather.csv line 42: no text or no label" in result.output
+    assert "lines.csv line 14: no text or no label" in result.output
 
 
 @pytest.mark.parametrize(
@@ -140,21 +133,15 @@ def test_a_table_that_cannot_be_learned_from_is_refused(rows, flags, says, table
     assert [each for each in says if each not in result.output] == []
 
 
-def test_an_unnamed_class_is_a_corrupt_sample(table, tmp_path):
+def test_an_unnamed_class_is_a_corrupt_sample_and_files_that_do_not_fit_each_other_are_named(table, tmp_path):
     prepare(table, tmp_path / "data")
-    file = tmp_path / "data" / "train" / "classes.npy"
-    classes = np.load(file)
+    folder = tmp_path / "data" / "train"
+    classes = np.load(folder / "classes.npy")
     classes[3] = 9
-    np.save(file, classes)
+    np.save(folder / "classes.npy", classes)
 
     with pytest.raises(CorruptSampleError, match="class 9 of 2"):
         open_train(tmp_path / "data").sample(3, CHANCE)
-
-
-def test_files_that_do_not_fit_each_other_are_named(table, tmp_path):
-    prepare(table, tmp_path / "data")
-    file = tmp_path / "data" / "train" / "tokens.bin"
-    file.write_bytes(file.read_bytes()[:-3])
-
+    (folder / "tokens.bin").write_bytes((folder / "tokens.bin").read_bytes()[:-3])
     with pytest.raises(DataError, match=r"tokens.bin: has \d+ bytes, starts.npy wants \d+"):
         open_train(tmp_path / "data")

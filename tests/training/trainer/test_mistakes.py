@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.commands import tried_alone
+from tests.training.commands import refused, tried_alone
 from tests.training.examples import changed
 from tests.training.ranks import run_ranks
 
@@ -388,11 +388,9 @@ def test_a_mistake_in_the_midst_of_a_run_is_one_message_too(place):
     )
     keys = {"loss": OWN, "run": {"steps": 8}}
 
-    status, said = tried_alone(table_of(folder, keys), folder)
+    said = refused(table_of(folder, keys), folder)
 
-    assert status == 65
     assert "loss.name = 'mine.py:own': AssertionError: row 63 (mine.py:" in said
-    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
