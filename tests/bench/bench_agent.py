@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ import psutil
 from gpu_fleet_image.core.model import TAG_REAP_AFTER
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
+from tests.bench import entries
 from tests.image.one_instance import client, one_instance
 
 MEASURED_S = 125.0  # two judgements and more
-GOAL_CPU_PERCENT = 0.2
-GOAL_RSS_MB = 60.0
-COMMAND = "python -m tests.bench.bench_agent"
+GOAL_CPU_PERCENT = "< 0.2 % of a core"
+entry = partial(entries.entry, command="python -m tests.bench.bench_agent")
 # The same look as one writes it by hand: psutil's whole process table and counters every five seconds, boto3.
 PEER = """
 import time, boto3, psutil
@@ -66,19 +67,7 @@ def measure(seconds: float = MEASURED_S) -> dict[str, dict[str, Any]]:
     return {
         "agent_cpu_percent": entry(percents[0], "% of a core", percents[2], GOAL_CPU_PERCENT),
         "agent_due_cpu_percent": entry(percents[1], "% of a core", percents[2], GOAL_CPU_PERCENT),
-        "agent_rss_mb": entry(max(rss_mb, due_rss_mb), "MB", peer_rss_mb, GOAL_RSS_MB),
-    }
-
-
-def entry(value: float, unit: str, peer: float, goal: float) -> dict[str, Any]:
-    """One figure beside its peer, the loop above."""
-    return {
-        "value": round(value, 3),
-        "unit": unit,
-        "peer": round(peer, 3),
-        "ratio": round(value / peer, 3) if peer else None,
-        "goal": f"< {goal:g} {unit}",
-        "command": COMMAND,
+        "agent_rss_mb": entry(max(rss_mb, due_rss_mb), "MB", peer_rss_mb, "< 60 MB"),
     }
 
 

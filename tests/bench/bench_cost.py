@@ -2,6 +2,7 @@
 
 import json
 import timeit
+from functools import partial
 from typing import Any
 
 import yaml
@@ -10,13 +11,14 @@ from gpu_fleet_stacks.advise.work import state_bytes
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.crossguard.rules import RULES
 from gpu_fleet_stacks.settings import stack_files
+from tests.bench import entries
 from tests.image.controllers.meter import simulated_month
 from tests.stacks.advise.measured_models import MODELS, measured
 from tests.stacks.advise.published_runs import PUBLISHED, held_out_errors
 from tests.stacks.crossguard.test_crossguard import ADVISORY, BREAKS
 from tests.stacks.shipped import SHIPPED
 
-COMMAND = "python -m tests.bench.bench_cost"
+entry = partial(entries.entry, command="python -m tests.bench.bench_cost")
 STACK = "aws-prod"
 RUNS = 50
 SEEDS = 5
@@ -54,20 +56,6 @@ def priced_parts_share() -> float:
     quotes = [(cost, quote) for cost in costs for quote in cost.quotes]
     priced = [quote for cost, quote in quotes if quote.amount is not None and quote.region == cost.region]
     return len(priced) / len(quotes)
-
-
-def entry(value: float, unit: str, peer: float | None, goal: str) -> dict[str, Any]:
-    """One figure; its peer is what it is held against."""
-    ratio = round(value / peer, 3) if peer else None
-    peer = None if peer is None else round(peer, 3)
-    return {
-        "value": round(value, 4),
-        "unit": unit,
-        "peer": peer,
-        "ratio": ratio,
-        "goal": goal,
-        "command": COMMAND,
-    }
 
 
 if __name__ == "__main__":

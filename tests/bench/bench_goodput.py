@@ -21,6 +21,7 @@ from gpu_fleet.core import config
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL, START, Book, goodput
 from gpu_fleet.metrics.records import Record, read_json_lines
 from tests.bench.bench_trainer import prepared_digits
+from tests.bench.entries import entry
 from tests.training.programs import DIGITS, torchrun
 
 COMMAND = "python -m tests.bench.bench_goodput"
@@ -112,14 +113,13 @@ def entries_of(costs: Costs) -> dict[str, dict[str, Any]]:
         "goodput_day_default": (costs, DEFAULT_EVERY_S, f"a save every {DEFAULT_EVERY_S:.0f} s, the default"),
     }
     return {
-        key: {
-            "value": round(value := statistics.mean(day(paid, every_s, seed) for seed in range(DAYS)), 5),
-            "unit": f"of a day, {KILLS_A_DAY:.1f} kills; {text}",
-            "peer": GOAL,
-            "ratio": round(value / GOAL, 5),
-            "goal": "ratio >= 1" if key == "goodput_day" else "stated",
-            "command": COMMAND,
-        }
+        key: entry(
+            statistics.mean(day(paid, every_s, seed) for seed in range(DAYS)),
+            f"of a day, {KILLS_A_DAY:.1f} kills; {text}",
+            GOAL,
+            "ratio >= 1" if key == "goodput_day" else "stated",
+            command=COMMAND,
+        )
         for key, (paid, every_s, text) in wanted.items()
     }
 

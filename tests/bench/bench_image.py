@@ -10,18 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpu_fleet_image.recipe import bake, build, build_requirements, disk, lock, payload
-from tests.bench import file_list
+from tests.bench import entries, file_list
 from tests.image.virtual_machine import VirtualMachine
 
-GOAL_BAKE_S = 240.0
-GOAL_SIZE_GIB = 3.5
-GOAL_BOOT_S = 60.0
 BOOT_TIMEOUT_S = 600.0
-COMMAND = "python -m tests.bench.bench_image"
+entry = partial(entries.entry, command="python -m tests.bench.bench_image")
 GROUPS = ("machine", "kernel", "driver", "scratch", "mounts", "hardening", "exporters")
 INSTANCE_FILE = """schema_version = 1
 cloud = "aws"
@@ -60,9 +58,9 @@ def measure() -> dict[str, dict[str, Any]]:
         ]
         sizes = [bake.size_bytes(root) / 2**30 for root in (ours.root, folder / "peer")]
     return {
-        "image_bake_s": entry(ours_s, "s", peer_s, GOAL_BAKE_S),
-        "image_size_gib": entry(sizes[0], "GiB", sizes[1], GOAL_SIZE_GIB),
-        "image_boot_to_gate_s": entry(boots[0], "s", boots[1], GOAL_BOOT_S),
+        "image_bake_s": entry(ours_s, "s", peer_s, "<= 240 s"),
+        "image_size_gib": entry(sizes[0], "GiB", sizes[1], "<= 3.5 GiB"),
+        "image_boot_to_gate_s": entry(boots[0], "s", boots[1], "<= 60 s"),
         "image_files_unlike": twice,
     }
 
@@ -73,14 +71,7 @@ def compared(first: Path, second: Path) -> dict[str, Any]:
     found = file_list.differences(listed, other)
     for path, how in found.items():
         sys.stderr.write(f"event=files-differ path={path} how={how!r}\n")
-    return {
-        "value": len(found),
-        "unit": "files",
-        "peer": len(listed),
-        "ratio": len(found) / len(listed),
-        "goal": "<= 0 files",
-        "command": COMMAND,
-    }
+    return entry(len(found), "files", len(listed), "<= 0 files")
 
 
 def made_by_hand(files: payload.Files, root: Path) -> float:
@@ -122,18 +113,6 @@ def boot(root: Path, folder: Path, unit: str, event: str) -> float:
         guest.attempt("systemctl is-system-running --wait", BOOT_TIMEOUT_S)
         stamp = guest.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")
     return int(stamp) / 1e6
-
-
-def entry(value: float, unit: str, peer: float, goal: float) -> dict[str, Any]:
-    """One figure beside that of the image made by hand; the goal is of the value alone."""
-    return {
-        "value": round(value, 2),
-        "unit": unit,
-        "peer": round(peer, 2),
-        "ratio": round(value / peer, 3),
-        "goal": f"<= {goal:g} {unit}",
-        "command": COMMAND,
-    }
 
 
 def report(part: str) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +24,10 @@ from torch import Tensor, nn
 
 from gpu_fleet import Run
 from gpu_fleet_stacks.rehearsal.moto_server import client_environment
+from tests.bench import entries
 
 ROOT = Path(__file__).parents[2]
-COMMAND = "python -m tests.bench.bench_notice"
+entry = partial(entries.entry, command="python -m tests.bench.bench_notice")
 GIGABYTE = 10**9
 BYTES_PER_S = 5 * GIGABYTE / 8  # 5 Gbit/s, of one connection of S3
 SIZES_GB = {1: 3, 10: 1}  # and how often each is measured
@@ -119,24 +121,19 @@ def measured() -> dict[int, float]:
 
 def entries_of(found: dict[int, float]) -> dict[str, dict[str, Any]]:
     """The measured times beside the line alone, and a large state, computed, beside a notice of AWS."""
-
-    def entry(value_s: float, peer_s: float, unit: str, goal: str) -> dict[str, Any]:
-        figures = {"value": round(value_s, 2), "unit": unit, "peer": round(peer_s, 2)}
-        return {**figures, "ratio": round(value_s / peer_s, 3), "goal": goal, "command": COMMAND}
-
-    entries = {
+    made = {
         f"notice_to_durable_{size_gb}gb_s": entry(
-            took_s, size_gb * GIGABYTE / BYTES_PER_S, "s at 5 Gbit/s", "stated, beside the line alone"
+            took_s, "s at 5 Gbit/s", size_gb * GIGABYTE / BYTES_PER_S, "stated, beside the line alone"
         )
         for size_gb, took_s in found.items()
     }
     largest = max(found)
     each_s = (found[largest] - found[1]) / (largest - 1) if largest > 1 else found[1]
     large_s = found[1] + (LARGE_GB - 1) * each_s
-    entries[f"notice_to_durable_{LARGE_GB}gb_s"] = entry(
-        large_s, AWS_NOTICE_S, f"s, computed from 1 and {largest} GB", "stated, beside AWS's notice"
+    made[f"notice_to_durable_{LARGE_GB}gb_s"] = entry(
+        large_s, f"s, computed from 1 and {largest} GB", AWS_NOTICE_S, "stated, beside AWS's notice"
     )
-    return entries
+    return made
 
 
 def main() -> None:

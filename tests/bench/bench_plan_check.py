@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tests.bench.entries import entry
 from tests.stacks.edits import BOTH, edits
 from tests.stacks.plan_check.test_plan_check import is_sound, lost_as_expected, pairs
 
@@ -29,14 +30,8 @@ def measure() -> dict[str, Any]:
             wrong = [chosen for chosen in sound if not lost_as_expected(cloud, chosen)]
         for chosen in wrong:
             say(f"wrong: {' and '.join(str(edit) for edit in chosen)}")
-        found[f"guard_pairs_wrong_{cloud}"] = {
-            "value": len(wrong),
-            "unit": f"of {len(sound)} edits and pairs of edits",
-            "peer": None,
-            "ratio": None,
-            "goal": "0",
-            "command": COMMAND,
-        }
+        unit = f"of {len(sound)} edits and pairs of edits"
+        found[f"guard_pairs_wrong_{cloud}"] = entry(len(wrong), unit, None, "0", command=COMMAND)
     return found
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_fleet_image.recipe import build_requirements
+from tests.bench import entries
 from tests.image.slurm.queue_mutants import MUTANTS, first_to_see
 from tests.image.slurm.queue_world import Tally
 from tests.image.slurm.real_schedules import RealSchedule, lose_controller, report
@@ -74,8 +75,7 @@ def engine() -> Entries:
 
 def entry(name: str, value: int, unit: str) -> Entries:
     """A figure that has to be 0."""
-    fields = {"value": value, "unit": unit, "peer": None, "ratio": None, "goal": "0", "command": COMMAND}
-    return {name: fields}
+    return {name: entries.entry(value, unit, None, "0", command=COMMAND)}
 
 
 PARTS: dict[str, Callable[[], Entries]] = {"model": model, "mutants": mutants, "engine": engine}

@@ -30,6 +30,7 @@ from gpu_fleet.data.loader import RankShare, Reader, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
 from tests.bench.bench_trainer_gpu import VOCABULARY, write_pictures, write_tokens
 from tests.bench.bench_trainer_overhead import peers_python
+from tests.bench.entries import entry
 from tests.bench.step_loops import Sequences, pair_of
 
 ROOT = Path(__file__).parents[2]
@@ -151,19 +152,14 @@ def entries_of(kind: str, found: dict[str, list[float]]) -> dict[str, dict[str, 
     each_us = 1e6 / (BATCHES[kind] * BATCH)
     middle = {name: statistics.median(seconds) for name, seconds in found.items()}
     best = min((name for name in middle if name != "ours"), key=lambda name: middle[name])
-    entries = {}
+    made = {}
     for name, seconds in found.items():
         ratio = statistics.median(one / other for one, other in zip(seconds, found[best], strict=True))
         key = f"reader_ratio_{kind}" if name == "ours" else f"{name}_reader_{kind}"
-        entries[key] = {
-            "value": round(middle[name] * each_us, 2),
-            "unit": "us per sample",
-            "peer": round(middle[best] * each_us, 2),
-            "ratio": round(ratio, 4),
-            "goal": f"ratio <= 1.0 of the better, {best}" if name == "ours" else "a peer",
-            "command": COMMAND,
-        }
-    return entries
+        goal = f"ratio <= 1.0 of the better, {best}" if name == "ours" else "a peer"
+        value, peer = middle[name] * each_us, middle[best] * each_us
+        made[key] = entry(value, "us per sample", peer, goal, command=COMMAND, ratio=ratio)
+    return made
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from botocore import xform_name
 from gpu_fleet_stacks.rehearsal.clients import RegionClients
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import Rehearsed, run_program
+from tests.bench.entries import entry
 
 STACK, REGION = "aws-prod", "us-east-1"
 ROUNDS = 5
@@ -78,23 +79,10 @@ def stack_seconds() -> dict[str, dict[str, Any]]:
         bare.append(in_a_bare_loop(calls))
     count = len(rehearsed.resources)
     value, peer = statistics.median(with_monitor) / count, statistics.median(bare) / count
+    whole = statistics.median(with_monitor)
     return {
-        "stack_seconds_per_resource": {
-            "value": round(value, 5),
-            "unit": "s",
-            "peer": round(peer, 5),
-            "ratio": round(value / peer, 3),
-            "goal": GOAL_RATIO,
-            "command": COMMAND,
-        },
-        "stack_program_seconds": {
-            "value": round(statistics.median(with_monitor), 3),
-            "unit": "s",
-            "peer": None,
-            "ratio": None,
-            "goal": GOAL_SECONDS,
-            "command": COMMAND,
-        },
+        "stack_seconds_per_resource": entry(value, "s", peer, GOAL_RATIO, command=COMMAND),
+        "stack_program_seconds": entry(whole, "s", None, GOAL_SECONDS, command=COMMAND),
     }
 
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,11 @@ from gpu_fleet.trainer import loop
 from gpu_fleet.trainer.initial_state import build_model, fresh_state, ready, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
 from gpu_fleet_jobs.measure.bench import StepTimes, Turns
+from tests.bench import entries
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 
-COMMAND = "python -m tests.bench.bench_trainer"
+entry = partial(entries.entry, command="python -m tests.bench.bench_trainer")
 STEPS_A_TURN = 5  # few, for both loops to have the same share of what else the computer does
 STEPS_A_BLOCK = 20  # one log interval
 BLOCKS = 200
@@ -50,18 +52,6 @@ STEPS_A_SAVE = 6  # more than either writes for
 MEGABYTE = 10**6
 SAMPLES = 10**7  # a large data set: ImageNet-22k has 1.4e7 pictures
 POSITION = 10**9 + SAMPLES // 2  # in the middle of an epoch, after a billion samples
-
-
-def entry(value: float, unit: str, peer: float, goal: str) -> dict[str, Any]:
-    """One figure beside its peer."""
-    return {
-        "value": round(value, 4),
-        "unit": unit,
-        "peer": round(peer, 4),
-        "ratio": round(value / peer, 6),
-        "goal": goal,
-        "command": COMMAND,
-    }
 
 
 def prepared_digits(folder: Path) -> Path:
@@ -254,13 +244,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = prepared_digits(folder / "digits")
-        entries = {
+        found = {
             **loop_overhead(data, folder / "loops"),
             **checkpoint_stall(folder / "saves"),
             **resume_position(),
             **digits_accuracy(data, folder / "accuracy"),
         }
-    sys.stdout.write(json.dumps(entries, indent=2) + "\n")
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

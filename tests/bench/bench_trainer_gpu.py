@@ -22,6 +22,7 @@ from gpu_fleet.core import config
 from gpu_fleet.core.world import world
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet_jobs.measure.bench import StepTimes, measure_steps
+from tests.bench.entries import entry
 
 COMMAND = "python -m tests.bench.bench_trainer_gpu"
 GOAL_RATIO = 0.99  # bare step over trainer's step, at least
@@ -74,27 +75,15 @@ def entries_of(name: str, times: StepTimes) -> dict[str, dict[str, Any]]:
     """The ratio of the steps, and the part of the GPU's peak where it is known."""
     trainer_s, bare_s = statistics.median(times.trainer_s), statistics.median(times.bare_s)
     rate = times.samples_per_step / trainer_s
-    found = {
-        f"{name}_step_ratio": {
-            "value": round(rate, 1),
-            "unit": "samples/s",
-            "peer": round(times.samples_per_step / bare_s, 1),
-            "ratio": round(times.ratio, 4),
-            "goal": f">= {GOAL_RATIO} of a bare PyTorch loop",
-            "command": COMMAND,
-        }
-    }
+    peer_rate, goal = times.samples_per_step / bare_s, f">= {GOAL_RATIO} of a bare PyTorch loop"
+    steps = entry(rate, "samples/s", peer_rate, goal, command=COMMAND, ratio=times.ratio)
+    found = {f"{name}_step_ratio": steps}
     if times.utilisation is not None:
         mfu = times.utilisation.of(rate)
         peer = NANOGPT_MFU if name.startswith("gpt2") else None
-        found[f"{name}_mfu"] = {
-            "value": round(mfu, 4),
-            "unit": f"of {times.utilisation.peak_flops_per_s / 1e12:g} TFLOP/s",
-            "peer": peer,
-            "ratio": round(mfu / peer, 3) if peer else None,
-            "goal": "> nanoGPT on A100" if peer else "stated",
-            "command": COMMAND,
-        }
+        unit = f"of {times.utilisation.peak_flops_per_s / 1e12:g} TFLOP/s"
+        goal = "> nanoGPT on A100" if peer else "stated"
+        found[f"{name}_mfu"] = entry(mfu, unit, peer, goal, command=COMMAND)
     return found
 
 

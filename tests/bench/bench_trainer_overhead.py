@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.bench_trainer_gpu import write_tokens
+from tests.bench.entries import entry
 from tests.bench.step_loops import FOREVER, LOOPS, STEPS_A_BLOCK, VOCABULARY
 from tests.pins import pinned
 
@@ -25,10 +26,8 @@ COMMAND = "python -m tests.bench.bench_trainer_overhead"
 PEERS = pinned("accelerate", "lightning")
 ROUNDS = 3
 LOG_EVERY = {"log_on": 10, "log_off": FOREVER}
-CLOCKS = {
-    "wall": "",
-    "cpu": "_cpu",
-}  # on a busy computer processor time says what a loop adds, the wall what others do
+# on a busy computer processor time says what a loop adds, the wall what others do
+CLOCKS = {"wall": "", "cpu": "_cpu"}
 GOAL = "ratio <= 1.05, below the peers"
 Blocks = list[dict[str, tuple[float, float]]]  # of each clock: seconds of the loop, of the bare loop
 
@@ -49,14 +48,8 @@ def peers_python(name: str, pins: Sequence[str]) -> Path:
 
 def blocks_of(name: str, data: Path, log_every: int) -> Blocks:
     """What blocks of ten steps of the loop `name`, and of the bare loop beside it, took in one process."""
-    words: list[str | Path] = [
-        peers_python("peers", PEERS),
-        "-m",
-        "tests.bench.step_loops",
-        name,
-        str(data),
-        str(log_every),
-    ]
+    words: list[str | Path] = [peers_python("peers", PEERS), "-m", "tests.bench.step_loops"]
+    words += [name, data, str(log_every)]
     path = f"{ROOT}:{ROOT / 'training'}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -80,14 +73,9 @@ def entries_of(label: str, clock: str, found: dict[str, Blocks]) -> dict[str, di
         ratio = statistics.median(block[clock][0] / block[clock][1] for block in blocks)
         loop_s, bare_s = (statistics.median(block[clock][place] for block in blocks) for place in (0, 1))
         key = f"trainer_overhead_9ms_{label}" if name == "ours" else f"{name}_overhead_9ms_{label}"
-        entries[key] = {
-            "value": round(loop_s / STEPS_A_BLOCK * 1e3, 3),
-            "unit": "ms per step",
-            "peer": round(bare_s / STEPS_A_BLOCK * 1e3, 3),
-            "ratio": round(ratio, 4),
-            "goal": GOAL if name == "ours" else "a peer",
-            "command": COMMAND,
-        }
+        loop_ms, bare_ms = loop_s / STEPS_A_BLOCK * 1e3, bare_s / STEPS_A_BLOCK * 1e3
+        goal = GOAL if name == "ours" else "a peer"
+        entries[key] = entry(loop_ms, "ms per step", bare_ms, goal, command=COMMAND, ratio=ratio)
     return entries
 
 

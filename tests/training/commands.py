@@ -31,6 +31,13 @@ def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[i
     return command(["start", str(file), *overrides])
 
 
+def refused(table: dict[str, Any], folder: Path, *overrides: str) -> str:
+    """Run `train start`, which is to end for good with one message; return the message."""
+    status, said = tried_alone(table, folder, *overrides)
+    assert (status, said.count("error: "), "Traceback" in said) == (65, 1, False), said
+    return said
+
+
 def command(arguments: list[str]) -> tuple[int, str]:
     """Run `python -m gpu_fleet ARGUMENTS` on this rank; return its exit status and stderr."""
     heard = StringIO()

@@ -65,38 +65,28 @@ def write_numbered(folder: Path, samples: int) -> Path:
 
 def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
     """Return the configuration of a decoder of a few thousand parameters."""
+    sizes = {"hidden_size": 32, "layers": 2, "heads": 4, "intermediate_size": 64}
     return {
-        "run": {
-            "directory": str(directory),
-            "steps": steps,
-            "batch_size": 8,
-            "accumulation": 2,
-            "log_every_steps": 1,
-        },
-        "model": {
-            "name": "gpt",
-            "options": {"hidden_size": 32, "layers": 2, "heads": 4, "intermediate_size": 64},
-        },
+        **_run_of(directory, steps, batch_size=8),
+        "model": {"name": "gpt", "options": sizes},
         "data": {"path": str(data), "sequence_length": 16},
         "optimizer": {"learning_rate": 0.01, "clip_norm": 1.0},
-        "checkpoint": {"every_steps": 0, "every_s": 0.0},
-        "interrupt": {"agree_every_s": 0.0},  # a test knows at which step a run stops
-        "metrics": {"progress": False},
     }
 
 
 def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]:
     """Return the configuration of a residual network with dropout, augmentation and accumulation."""
     return {
-        "run": {
-            "directory": str(directory),
-            "steps": steps,
-            "batch_size": 128,
-            "accumulation": 2,
-            "log_every_steps": 1,
-        },
+        **_run_of(directory, steps, batch_size=128),
         "model": {"name": "resnet_small", "options": {"widths": [8], "dropout": 0.2}},
         "data": {"path": str(data), "augmentation": "shift"},
+    }
+
+
+def _run_of(directory: Path, steps: int, batch_size: int) -> dict[str, Any]:
+    run = {"directory": str(directory), "steps": steps, "batch_size": batch_size, "accumulation": 2}
+    return {
+        "run": {**run, "log_every_steps": 1},
         "checkpoint": {"every_steps": 0, "every_s": 0.0},
         "interrupt": {"agree_every_s": 0.0},  # a test knows at which step a run stops
         "metrics": {"progress": False},
@@ -114,6 +104,25 @@ def changed(table: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]
 def train_on(size: int, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
     """Train on `size` ranks and return rank 0's outcome; see `train_rank` for stop_at."""
     return run_ranks(train_rank, size, table, stop_at)[0]
+
+
+def interrupted(
+    size: int,
+    table: Callable[[str], dict[str, Any]],
+    stop_at: int,
+    straight: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train `table("straight")`, and `table("broken")` that is stopped after so many steps and resumed.
+
+    Check that both end with the same bits; return the resumed outcome. The straight one may be known.
+    """
+    undisturbed = straight or train_on(size, table("straight"))
+    stopped, resumed = train_on(size, table("broken"), stop_at), train_on(size, table("broken"))
+    assert (stopped["outcome"], stopped["reason"], stopped["step"]) == ("stopped", "stop-file", stop_at)
+    assert resumed["resumed_from_step"] == stop_at
+    assert resumed["parameters_sha256"] == undisturbed["parameters_sha256"] != stopped["parameters_sha256"]
+    assert resumed["metric"] == undisturbed["metric"]
+    return resumed
 
 
 def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from execnet.gateway_io import popen_bootstrapline
 
 from tests import preloaded
 from tests.ran import ran
-from tests.training.programs import DIGITS, ROOT, Program, torchrun
+from tests.training.programs import DIGITS, ROOT, torchrun
 
 WAYS = {"forked": preloaded.preloaded, "started": nullcontext}
 # What a program says of itself; torchrun gives it to `ranks`, of which this is one.
@@ -52,14 +52,27 @@ def run(code: str, folder: Path, *words: str, **how: Any) -> subprocess.Complete
     return ran([sys.executable, script, *words], env=own, timeout=120, **how)
 
 
-@contextmanager
-def endless(digits: Path, folder: Path) -> Iterator[Program]:
-    """torchrun and two ranks in the middle of a run."""
-    keys = {"data.path": digits, "run.directory": folder, "run.epochs": 500, "checkpoint.every_steps": 5}
-    overrides = [word for key, value in keys.items() for word in (f"--{key}", value)]
-    with torchrun(DIGITS, *overrides) as program:
+def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
+    """torchrun and two ranks in the middle of a run, seen from outside."""
+    keys = {"data.path": digits, "run.directory": tmp_path, "run.epochs": 500, "checkpoint.every_steps": 5}
+    with torchrun(DIGITS, *(word for key, value in keys.items() for word in (f"--{key}", value))) as program:
         program.wait_for("event=checkpoint step=")
-        yield program
+        family = psutil.Process(program.process.pid).children(recursive=True)
+        servers = [child for child in family if "RANK" not in child.environ()]
+        ranks = {*family} - {*servers}
+        parents = {rank.ppid() for rank in ranks}
+        commands = [rank.cmdline()[:5] for rank in ranks]
+
+        program.process.kill()
+
+        assert program.process.wait() == -signal.SIGKILL
+        _, alive = psutil.wait_procs(servers, timeout=120)
+        for rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.kill()  # nobody else ends what torchrun has left behind
+    assert (len(servers), alive) == (1, [])
+    assert parents == {program.process.pid}
+    assert commands == [[sys.executable, "-u", "-m", "gpu_fleet", "start"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -93,46 +106,6 @@ def test_it_ends_as_it_would(case, way, tmp_path):
 
     assert done.returncode == status
     assert done.stderr.endswith(words)
-
-
-def test_a_mistake_is_said_in_the_same_words(way):
-    done = ran([sys.executable, "-m", "gpu_fleet", "trian"])
-
-    assert done.returncode == 2
-    assert "no such command: trian (nearest: train)" in done.stderr or "no such command: trian" in done.stderr
-
-
-def test_it_and_what_it_starts_are_children_that_a_signal_reaches(digits, forked, tmp_path):
-    """torchrun and two ranks, seen from outside: their parents, commands and variables."""
-    with endless(digits, tmp_path) as program:
-        agent = psutil.Process(program.process.pid)
-        ranks = [psutil.Process(program.worker(rank)) for rank in range(2)]
-        commands = [rank.cmdline() for rank in ranks]
-        parents = {rank.ppid() for rank in ranks}
-
-        os.kill(ranks[1].pid, signal.SIGTERM)
-
-        assert program.finish() == 0, program.said
-    assert parents == {agent.pid}
-    assert agent.pid == program.process.pid
-    assert all(command[:5] == [sys.executable, "-u", "-m", "gpu_fleet", "start"] for command in commands)
-    assert "reason='sigterm'" in program.said
-
-
-def test_one_that_is_killed_takes_its_server_along(digits, forked, tmp_path):
-    with endless(digits, tmp_path) as program:
-        family = psutil.Process(program.process.pid).children(recursive=True)
-        servers = [child for child in family if "RANK" not in child.environ()]
-
-        program.process.kill()
-
-        assert program.process.wait() == -signal.SIGKILL
-        _, alive = psutil.wait_procs(servers, timeout=120)
-        for rank in {*family} - {*servers}:
-            with suppress(psutil.NoSuchProcess):
-                rank.kill()  # nobody else ends what torchrun has left behind
-    assert len(servers) == 1
-    assert alive == []
 
 
 def test_a_worker_is_known_by_what_begins_it():

@@ -134,25 +134,12 @@ def uri(bucket, monkeypatch) -> str:
     return f"s3://{bucket}/mine"
 
 
-def test_a_second_instance_is_refused_until_the_lease_is_released(uri, tmp_path, capsys):
+def test_a_second_instance_is_refused_until_the_lease_is_released_and_leaves_the_lock_to_the_holder(
+    uri, tmp_path, capsys
+):
+    """One process may lock a file twice: its own lock stands for that of a holder whose server gave it up."""
     store = CheckpointStore(uri)
     first = RunLease(store, ELSEWHERE, renew_every_s=0.05)
-    first.acquire()
-
-    with pytest.raises(SystemExit) as ended:
-        trained(tmp_path / "here", uri=uri)
-    first.release()
-    trained(tmp_path / "there", uri=uri)
-
-    assert ended.value.code == 75
-    assert f"{uri} is in use by process 1 on elsewhere" in capsys.readouterr().err
-    lease = store.newest_lease()
-    assert lease.content == RELEASED
-
-
-def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_server_gave_up(uri, tmp_path):
-    """One process may lock a file twice, which stands for a lost lock here."""
-    first = RunLease(CheckpointStore(uri), ELSEWHERE, renew_every_s=0.05)
     first.acquire()
     (tmp_path / OURS).mkdir()
     held = local.lock(tmp_path / OURS)
@@ -161,44 +148,40 @@ def test_a_start_that_is_refused_leaves_the_folder_to_its_holder_whose_lock_a_se
     with pytest.raises(SystemExit) as ended:
         trained(tmp_path, uri=uri)
     first.release()
-
-    assert ended.value.code == 75
     held.check()
     held.close()
+    trained(tmp_path / "there", uri=uri)
+
+    assert ended.value.code == 75
+    assert f"{uri} is in use by process 1 on elsewhere" in capsys.readouterr().err
+    lease = store.newest_lease()
+    assert lease.content == RELEASED
 
 
-def test_a_run_without_its_lease_uploads_nothing(uri, tmp_path, capsys):
-    guard = Guard(tmp_path, uri, pattern="step-*")
+@pytest.mark.parametrize("midst", [False, True], ids=["before", "in the midst of an upload"])
+def test_a_run_that_is_taken_over_commits_nothing(midst, uri, tmp_path, monkeypatch, capsys):
+    guard, put = Guard(tmp_path, uri, pattern="step-*"), ObjectStore.put
     guard.newest()
     guard.begin(ARGUMENTS, points())
-    CheckpointStore(uri).claim_lease(2, json.dumps(vars(ELSEWHERE)))
     (tmp_path / "step-4").mkdir()
     (tmp_path / "step-4/state").write_text("late")
 
+    def taken_over(*given: Any) -> None:
+        CheckpointStore(uri).claim_lease(2, json.dumps(vars(ELSEWHERE)))
+        if given:
+            put(*given)
+
+    if midst:
+        monkeypatch.setattr(ObjectStore, "put", taken_over)
+    else:
+        taken_over()
     with pytest.raises(SystemExit) as ended:
         guard.saved()
 
     assert ended.value.code == 75
     assert "was taken over by process 1 on elsewhere" in capsys.readouterr().err
-    assert CheckpointStore(uri).sizes("contents") == {}
-
-
-def test_a_run_that_is_taken_over_in_the_midst_of_an_upload_commits_nothing(uri, tmp_path, monkeypatch):
-    guard, put = Guard(tmp_path, uri, pattern="step-*"), ObjectStore.put
-    guard.newest()
-    guard.begin(ARGUMENTS, points())
-    (tmp_path / "step-4").mkdir()
-
-    def taken_over(store: ObjectStore, name: str, *rest: Any) -> None:
-        CheckpointStore(uri).claim_lease(2, json.dumps(vars(ELSEWHERE)))
-        put(store, name, *rest)
-
-    monkeypatch.setattr(ObjectStore, "put", taken_over)
-    with pytest.raises(SystemExit) as ended:
-        guard.saved()
-
-    assert ended.value.code == 75
     assert ObjectStore(uri).get("folder.json") is None
+    assert midst or CheckpointStore(uri).sizes("contents") == {}
 
 
 def test_the_identity_travels_with_the_checkpoints(uri, tmp_path, capsys):

@@ -467,23 +467,26 @@ def test_a_folder_that_the_bucket_lacks_at_the_end_is_no_success(store, tmp_path
 
 
 def test_links_come_back_and_lead_where_they_led(store, tmp_path):
-    """This includes a link with an absolute path, which another disk does not have."""
-    here, there = files(tmp_path / "here", x="1"), tmp_path / "there"
+    """This includes a link with an absolute path, which another disk does not have, and odd names."""
+    odd = {"latin": os.fsdecode(b"latin \xff"), "lines": "two\r\nlines"}
+    here, there = files(tmp_path / "here", x="1", **dict.fromkeys(odd.values(), "1")), tmp_path / "there"
     files(here / "step-10", weights="10")
-    (here / "last").symlink_to("step-10")
-    (here / "best").symlink_to((here / "step-10").absolute())
+    targets = {"last": "step-10", "best": (here / "step-10").absolute(), **odd}
+    for name, target in targets.items():
+        (here / name).symlink_to(target)
     sync(here, store).up(last=True)
 
     brought = sync(there, store).down()
 
-    assert brought == 4
-    assert [str((there / name).readlink()) for name in ("last", "best")] == ["step-10", "step-10"]
+    assert brought == 8
+    led = [str((there / name).readlink()) for name in targets]
+    assert led == ["step-10", "step-10", *odd.values()]
     assert (there / "last/weights").read_text() == "10"
     assert not sync(there, store).down()
     (there / "last").unlink()
     (there / "last").symlink_to("x")
     assert sync(there, store).up(last=True)
-    assert sync(tmp_path / "third", store).down() == 4
+    assert sync(tmp_path / "third", store).down() == 8
     assert (tmp_path / "third/last").read_text() == "1"
 
 
@@ -508,18 +511,19 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def write(self, file: Path, text: str) -> None:
-        """Write a file with the present time."""
+    def write(self, file: Path, text: str, ahead_s: float = 0.0) -> None:
+        """Write a file with the present time, or one ahead of it."""
         file.write_text(text)
-        os.utime(file, (self.now, self.now))
+        os.utime(file, (self.now + ahead_s, self.now + ahead_s))
 
 
-def test_a_file_that_is_rewritten_stays_in_the_bucket(store, tmp_path):
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0], ids=["by this clock", "by a server whose clock is ahead"])
+def test_a_file_that_is_rewritten_stays_in_the_bucket(ahead_s, store, tmp_path):
     """`torch.save(state, "last.pt")` writes into the existing file."""
     clock, here = Clock(), files(tmp_path / "here", last="1")
     (guarded := sync(here, store, clock)).up()
 
-    clock.write(here / "last", "half")
+    clock.write(here / "last", "half", ahead_s)
     saved = guarded.up()
     sync(tmp_path / "there", store).down()
     waits = guarded.waits

@@ -4,20 +4,18 @@ import errno
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-import tomli_w
 from botocore.exceptions import ClientError
 from torch import nn
 from torch._C._distributed_c10d import HashStore
@@ -30,7 +28,8 @@ from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.checkpoint.store import CheckpointStore, LeaseKey
 from gpu_fleet.checkpoint.uploader import Team
 from gpu_fleet.core import outcome
-from gpu_fleet.core.errors import CheckpointError, RunLeaseError, StoppedError
+from gpu_fleet.core.errors import CheckpointError, RunLeaseError
+from gpu_fleet.trainer import loop
 from tests.ran import ran
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
@@ -83,16 +82,27 @@ def living(store) -> Iterator[RunLease]:
     held.release()
 
 
+@pytest.fixture
+def still(store) -> RunLease:
+    """Return a lease that another instance holds, and renews no more."""
+    held = RunLease(store, ELSEWHERE, renew_every_s=1000)
+    held.acquire()
+    return held
+
+
 both_clouds = pytest.mark.parametrize("store", [URI, OSS_URI], ids=["S3", "OSS"], indirect=True)
 
 
 @both_clouds
-def test_a_second_process_is_refused_while_the_first_lives(store, living):
+def test_a_second_process_is_refused_while_the_first_lives_and_takes_its_run_once_it_finished(store, living):
     with pytest.raises(RunLeaseError, match=r"in use by process 1 on elsewhere.*taken over after 90 s") as no:
         RunLease(store, HERE).acquire()
+    living.check()
+    living.release()
+
+    RunLease(store, HERE, sleep=_never).acquire()
 
     assert no.value.exit_status == 75
-    living.check()
 
 
 @both_clouds
@@ -106,13 +116,6 @@ def test_a_holder_that_is_about_to_end_is_waited_for(store, living, monkeypatch)
 
     assert follower.number == living.number + 1
     assert next(looks, None) is None
-
-
-def test_a_notice_ends_the_wait_for_another_holder(store, living):
-    with pytest.raises(StoppedError, match="in use by process 1 on elsewhere") as stopped:
-        RunLease(store, HERE, sleep=_never, stopping=lambda: True).acquire()
-
-    assert stopped.value.exit_status == 85
 
 
 @pytest.mark.parametrize(("run_id", "status"), [("", 85), ("this run", 0)], ids=["alone", "torchrun"])
@@ -153,26 +156,16 @@ def test_a_wait_in_slices_ends_as_one_in_one_piece(store, living):
 
 
 @both_clouds
-def test_a_run_that_finished_is_taken_at_once(store, living):
-    living.release()
-
-    RunLease(store, HERE, sleep=_never).acquire()
-
-
-@both_clouds
 def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothing_more(
-    store, impatient, tmp_path
+    store, still, impatient, tmp_path
 ):
-    dead = RunLease(store, ELSEWHERE, renew_every_s=1000)
-    dead.acquire()
-
     follower = RunLease(store, HERE)
     follower.acquire()
 
     follower.check()
     with pytest.raises(RunLeaseError, match="was taken over by process 1 on here"):
-        dead.check()
-    late = Saver(tmp_path, store, keep=1, claim=RunClaim(dead))
+        still.check()
+    late = Saver(tmp_path, store, keep=1, claim=RunClaim(still))
     late.save(local.Manifest(1, "model", 1), {})
     with pytest.raises(RunLeaseError, match="was taken over"):
         late.close()
@@ -183,11 +176,9 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
 @both_clouds
 @pytest.mark.parametrize("stands_still", ["files", "manifest", "disk"])
 def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_its_successor(
-    store, stands_still, tmp_path, monkeypatch
+    store, still, stands_still, tmp_path, monkeypatch
 ):
     """A stopped process or a paused instance does not know how much time has passed."""
-    held = RunLease(store, ELSEWHERE, renew_every_s=1000)
-    held.acquire()
     stood = threading.Event()
 
     def succeed() -> None:
@@ -195,20 +186,14 @@ def test_a_holder_that_stood_still_in_the_midst_of_a_save_commits_nothing_over_i
             stood.set()
             store.claim_lease(2, json.dumps(vars(HERE)))
 
-    def then(succeeding: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-        def stopped(*given: Any, **named: Any) -> Any:
-            succeeding()
-            return function(*given, **named)
-
-        return stopped
-
     where, name = {
         "files": (CheckpointStore, "upload_files"),
         "manifest": (CheckpointStore, "commit"),
         "disk": (local, "commit_stage"),
     }[stands_still]
-    monkeypatch.setattr(where, name, then(succeed, getattr(where, name)))
-    saver = Saver(tmp_path, store, keep=1, claim=RunClaim(held))
+    function = getattr(where, name)
+    monkeypatch.setattr(where, name, lambda *given, **named: succeed() or function(*given, **named))
+    saver = Saver(tmp_path, store, keep=1, claim=RunClaim(still))
 
     saver.save(local.Manifest(1, "model", 1), {})
     with pytest.raises(RunLeaseError, match="was taken over by process 1 on here"):
@@ -247,14 +232,12 @@ def test_a_holder_that_has_lost_the_run_learns_so_by_its_next_renewal_and_writes
     assert set(store.sizes("lease")) == {store.newest_lease().name}  # type: ignore[union-attr]
 
 
-def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(store, tmp_path, monkeypatch):
+def test_a_silent_bucket_keeps_no_checkpoint_from_the_disk(store, still, tmp_path, monkeypatch):
     """The holder is unknown then; a shared folder has its own lock."""
-    held = RunLease(store, ELSEWHERE, renew_every_s=1000)
-    held.acquire()
     silent = threading.Event()
     monkeypatch.setattr(leases, "ASK_S", 0.05)
     monkeypatch.setattr(store, "newest_lease", lambda: silent.wait(60) and None)
-    saver = Saver(tmp_path, store=None, keep=1, claim=RunClaim(held))
+    saver = Saver(tmp_path, store=None, keep=1, claim=RunClaim(still))
 
     saver.save(local.Manifest(1, "model", 1), {})
     saver.close()
@@ -380,8 +363,7 @@ def test_ages_are_measured_by_the_clock_of_the_object_store_alone(store, living,
 
 
 @both_clouds
-def test_of_several_that_follow_at_the_same_moment_one_wins(store, impatient, monkeypatch):
-    RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
+def test_of_several_that_follow_at_the_same_moment_one_wins(store, still, impatient, monkeypatch):
     judged, won, claim = threading.Barrier(4, timeout=60), list[RunLease](), CheckpointStore.claim_lease
 
     def claimed(store: CheckpointStore, number: int, content: str) -> str | None:
@@ -477,10 +459,9 @@ def test_a_start_that_is_refused_for_now_leaves_all_to_the_holder_and_gives_its_
 
 
 def test_a_dead_holder_is_followed_however_short_the_ranks_wait_for_each_other(
-    store, tokens, tmp_path, monkeypatch
+    still, tokens, tmp_path, monkeypatch
 ):
     """It takes 90 s to be sure, longer than the time-out of a collective: rank 0 waits in slices."""
-    RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
     now, slices = [0.0], list[float]()
     newest, acquire = CheckpointStore.newest_lease, RunLease.acquire
 
@@ -510,54 +491,26 @@ def test_a_dead_holder_is_followed_however_short_the_ranks_wait_for_each_other(
     assert slices == [15.0] * 6  # of 16 s each, as it looks every 2 s
 
 
-STANDS_STILL = """
-import os, signal
-from pathlib import Path
-import torch
-from torch import nn
-
-class Stands(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 2)
-        self.calls = 0
-    def forward(self, batch):
-        self.calls += 1
-        if self.calls == 8 and self.training:
-            Path("stands").touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return super().forward(batch)
-
-def data(split):
-    return [(torch.full((4,), float(n)), n % 2) for n in range(64)]
-"""
-
-
-def test_a_stopped_trainer_that_continues_leaves_all_to_its_successor_and_is_to_be_run_again(
-    store, forked, tmp_path
+def test_a_trainer_that_stood_still_leaves_all_to_its_successor_and_is_to_be_run_again(
+    store, tokens, tmp_path, monkeypatch
 ):
-    """The command, stopped in step 4 and taken over, ends at its next save and names the new holder."""
-    (tmp_path / "mine.py").write_text(STANDS_STILL)
-    table: dict[str, Any] = {
-        "run": {"directory": "run", "steps": 12, "batch_size": 8},
-        "model": {"name": "mine.py:Stands"},
-        "data": {"name": "mine.py:data", "workers": 0},
-        "checkpoint": {"uri": URI, "every_steps": 6, "every_s": 0.0},
-        "metrics": {"progress": False},
-    }
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(table))
-    words = [sys.executable, "-m", "gpu_fleet", "start", "config.toml"]
-    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as stopped:
-        assert stopped.stderr is not None
-        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        store.claim_lease(2, json.dumps(vars(HERE)))
-        stopped.send_signal(signal.SIGCONT)
-        said = stopped.stderr.read()
+    """It is taken over in step 4, and learns so at its next save, which is its last one here."""
+    table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
+    take_step, steps = loop.take_step, count(1)
 
-    assert stopped.returncode == 75, said
-    assert "error: s3://checkpoints/alice/run was taken over by process 1 on here" in said
+    def taken_over(*given: Any, **named: Any) -> Any:
+        if next(steps) == 4:
+            store.claim_lease(2, json.dumps(vars(HERE)))
+        return take_step(*given, **named)
+
+    monkeypatch.setattr(loop, "take_step", taken_over)
+
+    status, said = tried_alone(table, tmp_path)
+
+    assert status == 75, said
+    assert f"error: {URI} was taken over by process 1 on here" in said
     assert "Traceback" not in said
-    assert store.steps() == []
-    assert local.steps(tmp_path / "run/checkpoints") == []
+    assert store.steps() == local.steps(tmp_path / "run/checkpoints") == []
     assert not (tmp_path / "run/result.json").exists()
     assert not (tmp_path / "run/failure.json").exists()
 

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 
 import click
-import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from gpu_fleet.core import errors, exit_codes, outcome
 from gpu_fleet.core.errors import TrainingError
 from gpu_fleet.core.lazy_groups import LazyGroup
-from tests.training.commands import tried, tried_alone
+from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
 
 ROOT = Path(__file__).parents[3]
@@ -21,20 +20,17 @@ def all_errors(kind: type[TrainingError] = TrainingError) -> list[type[TrainingE
     return [found for child in kind.__subclasses__() for found in (child, *all_errors(child))]
 
 
-@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_every_error_has_a_status_of_the_table(kind):
-    stopped = (exit_codes.STOPPED,) if kind is errors.StoppedError else ()
-
-    assert kind("why").exit_status in (stopped or (exit_codes.FAILED_FOR_GOOD, exit_codes.FAILED_PERHAPS))
-
-
-def test_what_can_pass_may_be_tried_again():
-    again = exit_codes.FAILED_PERHAPS
-    hopeful = {kind for kind in all_errors() if kind("why").exit_status == again}
+def test_every_error_has_a_status_of_the_table_and_what_can_pass_may_be_tried_again():
+    statuses = {kind: kind("why").exit_status for kind in all_errors()}
 
     silent = {errors.SilentSourceError, errors.SilentStoreError, errors.PassingCodeError}
     passing = {errors.CheckpointError, *silent, errors.RunLeaseError, errors.PeerError, errors.LaunchError}
-    assert hopeful == passing
+    again = exit_codes.FAILED_PERHAPS
+    assert {kind for kind, status in statuses.items() if status == again} == passing
+    assert {kind for kind, status in statuses.items() if status == exit_codes.STOPPED} <= {
+        errors.StoppedError
+    }
+    assert set(statuses.values()) <= {again, exit_codes.STOPPED, exit_codes.FAILED_FOR_GOOD}
     assert errors.StoreError("SlowDown", passing=True).exit_status == again
 
 
@@ -122,35 +118,19 @@ def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(t
     assert (tmp_path / "run" / outcome.FAILURE).exists()
 
 
-def test_every_rank_ends_with_the_status_of_the_error(tokens, tmp_path):
-    table = changed(gpt_table(tokens, tmp_path / "run"), model={"name": "gtp"})
-
-    answers = tried(2, table, tmp_path)
-
-    assert [status for status, _ in answers] == [65, 65]
-
-
-def test_ctrl_c_ends_a_command_that_saves_nothing_with_130():
+def test_a_group_answers_h_wrong_words_and_ctrl_c_as_its_commands_do():
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    group = LazyGroup("train", commands={"prepare": click.Command("prepare", callback=interrupted)})
+    commands = {
+        "prepare": click.Command("prepare", callback=interrupted),  # which saves nothing
+        "work": click.Command("work", hidden=True),
+    }
 
-    done = CliRunner().invoke(group, ["prepare"])
+    def said(word: str) -> Result:
+        return CliRunner().invoke(LazyGroup("train", commands=commands), [word])
 
-    assert (done.exit_code, done.stderr) == (130, "interrupted\n")
-
-
-def test_the_group_itself_answers_h_and_reports_a_wrong_option_as_its_commands_do():
-    group = LazyGroup("train", commands={"prepare": click.Command("prepare")})
-
-    assert CliRunner().invoke(group, ["-h"]).output.startswith("Usage: train")
-    assert "\nerror: No such option '--bogus'" in CliRunner().invoke(group, ["--bogus"]).stderr
-
-
-def test_an_unknown_command_is_answered_with_those_that_help_shows():
-    group = LazyGroup(
-        "train", commands={"start": click.Command("start"), "work": click.Command("work", hidden=True)}
-    )
-
-    assert CliRunner().invoke(group, ["bogus"]).stderr.endswith("no such command: bogus; known: start\n")
+    assert (said("prepare").exit_code, said("prepare").stderr) == (130, "interrupted\n")
+    assert said("-h").output.startswith("Usage: train")
+    assert "\nerror: No such option '--bogus'" in said("--bogus").stderr
+    assert said("bogus").stderr.endswith("no such command: bogus; known: prepare\n")

@@ -41,13 +41,10 @@ def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | Non
     return found.step if found else None
 
 
-def test_two_instances_resume_from_what_both_have(tmp_path):
+def test_two_instances_resume_from_what_both_have_and_do_not_start_afresh_with_nothing(tmp_path):
+    said = run_ranks(newest, 2, tmp_path / "nothing", {"0": [5], "1": []}, "")
+
     assert run_ranks(newest, 2, tmp_path, {"0": [5, 10], "1": [5]}, "") == [5, 5]
-
-
-def test_two_instances_with_nothing_in_common_do_not_start_afresh(tmp_path):
-    said = run_ranks(newest, 2, tmp_path, {"0": [5], "1": []}, "")
-
     assert all("2 instances have no checkpoint in common; set checkpoint.uri" in str(text) for text in said)
 
 

@@ -1,6 +1,5 @@
 """Shards in a bucket give the same bits as on a disk; a failing read is retried or named."""
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -170,26 +169,24 @@ class Failing:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_read_is_tried_again_within_the_deadline(*, refused, uploaded, monkeypatch):
+def test_a_read_is_tried_again_within_the_deadline_and_then_another_try_of_the_run_may_help(
+    *, refused, uploaded, monkeypatch
+):
     failing = Failing(5, monkeypatch, refused=refused)
-    folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
+    folder, part = (
+        BucketFolder(BucketSource(uploaded, retry_s=60), "train"),
+        BytesInShard("00000.tar", 0, 512),
+    )
 
-    content = folder.read(BytesInShard("00000.tar", 0, 512))
+    content = folder.read(part)
+    silent = Failing(10**6, monkeypatch, refused=refused)
+    with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
+        folder.expect([part])
 
     assert content.startswith(b"000000000.png")
     assert 0 < failing.slept <= 60
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_after_the_deadline_another_try_of_the_run_may_help(*, refused, uploaded, monkeypatch):
-    failing = Failing(10**6, monkeypatch, refused=refused)
-    folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
-
-    with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
-        folder.expect([BytesInShard("00000.tar", 0, 512)])
-
     assert raised.value.exit_status == 75
-    assert failing.slept <= 60
+    assert silent.slept <= 60
 
 
 @pytest.mark.parametrize(("restarts", "status"), [(0, 65), (1, 75)])
@@ -231,40 +228,25 @@ def test_half_an_answer_is_none(monkeypatch):
             folder.read(BytesInShard("0.tar", 0, 512))
 
 
-def no_index(bucket: str) -> None:
-    """Leave only the tars."""
-
-
-def a_lost_shard(bucket: str) -> None:
-    boto3.client("s3").delete_object(Bucket=bucket, Key="digits/train/00003.tar")
-
-
-def another_kind(bucket: str) -> None:
-    content = json.dumps({"kind": "tokens", "vocabulary": 9}).encode()
-    boto3.client("s3").put_object(Bucket=bucket, Key="digits/dataset.json", Body=content)
-
-
 @pytest.mark.parametrize(
-    ("indexed", "change", "path", "message"),
+    ("lost", "description", "path", "message"),
     [
-        (
-            False,
-            no_index,
-            "digits",
-            "digits/dataset.json: is missing; `prepare index s3://checkpoints/digits`",
-        ),
-        (True, a_lost_shard, "digits", "digits/train: 3 shards, index.npy knows 4"),
-        (True, another_kind, "digits", "shards and records are read from a bucket, not tokens"),
-        (False, no_index, "", "data.path = 's3://': write s3://bucket/prefix or oss://bucket/prefix"),
+        ("dataset.json", b"", "", "dataset.json: is missing; `prepare index s3://checkpoints/digits`"),
+        ("train/00003.tar", b"", "", "digits/train: 3 shards, index.npy knows 4"),
+        ("", b'{"kind": "tokens", "vocabulary": 9}', "", "records are read from a bucket, not tokens"),
+        ("", b"", "s3://", "data.path = 's3://': write s3://bucket/prefix or oss://bucket/prefix"),
     ],
 )
-def test_what_is_wrong_with_a_bucket_is_one_message(*, indexed, change, path, message, uploaded, tmp_path):
-    if indexed:
-        command("index", uploaded)
-    change("checkpoints")
-    place = f"s3://checkpoints/{path}" if path else "s3://"
+def test_what_is_wrong_with_a_bucket_is_one_message(*, lost, description, path, message, uploaded, tmp_path):
+    command("index", uploaded)
+    s3, bucket = boto3.client("s3"), "checkpoints"
+    if lost:
+        s3.delete_object(Bucket=bucket, Key=f"digits/{lost}")
+    if description:
+        s3.put_object(Bucket=bucket, Key="digits/dataset.json", Body=description)
+    table = resnet_table(Path("none"), tmp_path, 1) | {"data": {"path": path or uploaded}}
 
-    status, said = tried_alone(resnet_table(Path("none"), tmp_path, 1) | {"data": {"path": place}}, tmp_path)
+    status, said = tried_alone(table, tmp_path)
 
     assert (status, said.count("error: ")) == (65, 1)
     assert message in said

@@ -24,29 +24,20 @@ def prepare(*arguments: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.fixture
-def weather(tmp_path) -> Path:
-    """Write a table of sentences of two classes."""
-    rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
-    (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
-    return tmp_path / "weather.csv"
-
-
 PAIRS = (("sun", "warm"), ("snow", "cold"))
 TINY_BERT = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32, "dropout": 0.0}
 
 
-def test_labelled_texts_train_a_classifier(weather, tmp_path):
-    prepare("text", str(weather), str(tmp_path / "data"))
-    table = changed(gpt_table(tmp_path / "data", tmp_path / "run", steps=3), data={"sequence_length": 32}) | {
-        "model": {"name": "bert", "options": TINY_BERT}
-    }
+def test_labelled_texts_train_a_classifier(tmp_path):
+    rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
+    (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    prepare("text", str(tmp_path / "weather.csv"), str(tmp_path / "data"))
+    table = changed(gpt_table(tmp_path / "data", tmp_path / "run", steps=3), data={"sequence_length": 32})
 
-    outcome = train_on(2, table)
+    outcome = train_on(2, table | {"model": {"name": "bert", "options": TINY_BERT}})
 
-    assert outcome["outcome"] == "finished"
-    assert outcome["metric_name"] == "accuracy"
-    assert outcome["baseline_name"] == "naive Bayes accuracy"
+    names = (outcome["outcome"], outcome["metric_name"], outcome["baseline_name"])
+    assert names == ("finished", "accuracy", "naive Bayes accuracy")
 
 
 @pytest.fixture
@@ -78,33 +69,20 @@ def damage(shards: Path) -> None:
         file.write_bytes(content)
 
 
-def test_too_many_corrupt_samples_end_the_run_by_name(shards, tmp_path):
+def test_a_few_corrupt_samples_are_left_out_and_too_many_end_the_run_by_name(shards, tmp_path):
     damage(shards)
 
     with pytest.raises(
         AssertionError, match=r"corrupt samples, data.corrupt_limit allows 0; last: .*\.tar byte"
     ):
         train_on(2, shards_table(shards, tmp_path, corrupt_limit=0))
-
-
-def test_a_few_corrupt_samples_are_left_out(shards, tmp_path):
-    damage(shards)
-
     assert train_on(2, shards_table(shards, tmp_path, corrupt_limit=1000))["outcome"] == "finished"
 
 
-@pytest.mark.parametrize(
-    ("kind", "cores", "ranks", "processes"),
-    [
-        ("images", 192, 8, 23),
-        ("shards", 16, 1, 15),
-        ("images", 2, 2, 0),
-        ("images", 2, 8, 0),
-        ("tokens", 192, 8, 0),
-    ],
-)
-def test_a_rank_reads_with_its_share_of_the_cores_by_default(kind, cores, ranks, processes):
-    assert reader_processes(kind, cores, ranks) == processes
+def test_a_rank_reads_with_its_share_of_the_cores_by_default():
+    given = [("images", 192, 8), ("shards", 16, 1), ("images", 2, 2), ("images", 2, 8), ("tokens", 192, 8)]
+
+    assert [reader_processes(*each) for each in given] == [23, 15, 0, 0, 0]
 
 
 def test_a_number_of_reader_processes_is_taken_as_it_is_and_found_where_there_is_none(monkeypatch):

@@ -224,10 +224,8 @@ def test_a_loader_that_no_run_can_resume_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as end, Run(tmp_path) as run:
         run.batches_of(DataLoader(Flow(drawing=False)))
 
-    assert end.value.code == 65
-    assert (
-        "run.batches_of: takes a DataLoader of torch that reads samples by index" in capsys.readouterr().err
-    )
+    said = "run.batches_of: takes a DataLoader of torch that reads samples by index"
+    assert (end.value.code, said in capsys.readouterr().err) == (65, True)
 
 
 class Killed(Rows):

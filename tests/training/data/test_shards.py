@@ -65,21 +65,14 @@ def contents(dataset) -> set[tuple[bytes, int]]:
     return {(picture.tobytes(), int(target)) for picture, target in samples}
 
 
-def test_shards_hold_the_pictures_of_the_folder(pictures, packed):
-    assert contents(open_train(packed)) == contents(open_train(pictures))
-
-
-def test_shards_are_filled_and_the_last_takes_the_rest(packed):
+def test_shards_hold_the_pictures_of_the_folder_mixed_and_the_last_takes_the_rest(pictures, packed):
     files = sorted((packed / "train").glob("*.tar"))
+    indices = [index_shard(file, 0, Skipped(0)) for file in files]
 
-    assert [len(index_shard(file, 0, Skipped(0))) for file in files] == [4, 4, 2]
+    assert contents(open_train(packed)) == contents(open_train(pictures))
+    assert [len(index) for index in indices] == [4, 4, 2]
+    assert set(indices[0]["class"].tolist()) == {0, 1}
     assert open_train(packed).parts == 3
-
-
-def test_classes_are_mixed_over_the_shards(packed):
-    first = index_shard(min((packed / "train").glob("*.tar")), 0, Skipped(0))
-
-    assert set(first["class"].tolist()) == {0, 1}
 
 
 def test_a_sample_is_found_without_reading_those_before_it(packed, monkeypatch):
@@ -109,18 +102,14 @@ def test_tars_made_elsewhere_are_taken_in(packed, tmp_path):
     ("given", "message"),
     [
         (("--classes", "cat,cat"), "--classes = 'cat,cat': 'cat' is there twice"),
+        (("--classes", "cat"), "--classes = 'cat': names 1 classes, the shards hold 2"),
         (("--keys", "png,,cls"), "--keys = 'png,,cls': '' is empty"),
     ],
 )
-def test_a_name_that_is_empty_or_there_twice_is_refused(given, message, packed):
-    assert message in run("index", str(packed), *given).output
+def test_names_that_are_empty_there_twice_or_too_few_are_refused(given, message, packed):
+    result = run("index", str(packed), *given)
 
-
-def test_fewer_class_names_than_classes_are_refused(packed):
-    result = run("index", str(packed), "--classes", "cat")
-
-    assert result.exit_code == 65
-    assert "--classes = 'cat': names 1 classes, the shards hold 2" in result.output
+    assert (result.exit_code, message in result.output) == (65, True)
 
 
 def test_a_sample_without_its_class_is_named(tmp_path):
@@ -134,27 +123,22 @@ def test_a_sample_without_its_class_is_named(tmp_path):
     assert "train: holds no samples in *.tar" in result.output
 
 
-def test_a_flipped_bit_is_a_corrupt_sample(packed):
+@pytest.mark.parametrize(
+    ("part", "byte", "message"),
+    [
+        ("start", 40, "its CRC-32 is not that of the index"),
+        ("class_start", 0, r"its \.cls holds class 0, the index 1"),
+    ],
+)
+def test_a_flipped_bit_of_a_picture_or_its_class_is_a_corrupt_sample(part, byte, message, packed):
     dataset = open_train(packed)
     place = dataset.index[5]
     file = sorted((packed / "train").glob("*.tar"))[place["shard"]]
     content = bytearray(file.read_bytes())
-    content[int(place["start"]) + 40] ^= 1
+    content[int(place[part]) + byte] ^= 1
     file.write_bytes(content)
 
-    with pytest.raises(CorruptSampleError, match="its CRC-32 is not that of the index"):
-        dataset.sample(5, CHANCE)
-
-
-def test_a_class_that_was_changed_in_its_tar_is_a_corrupt_sample(packed):
-    dataset = open_train(packed)
-    place = dataset.index[5]
-    file = sorted((packed / "train").glob("*.tar"))[place["shard"]]
-    content = bytearray(file.read_bytes())
-    content[int(place["class_start"])] ^= 1
-    file.write_bytes(content)
-
-    with pytest.raises(CorruptSampleError, match=r"its \.cls holds class 0, the index 1"):
+    with pytest.raises(CorruptSampleError, match=message):
         dataset.sample(5, CHANCE)
 
 
@@ -227,29 +211,22 @@ def test_a_broken_picture_is_left_out_and_named_up_to_the_limit(pictures, tmp_pa
     assert "1 sample cannot be read, --corrupt-limit allows 0" in refused.output
 
 
-def test_only_so_many_files_are_open_at_once(packed, monkeypatch):
+def test_reader_processes_open_the_shards_themselves_and_few_at_once(packed, monkeypatch):
     monkeypatch.setattr(shards, "OPEN_FILES", 2)
     dataset = open_train(packed)
-
     read = contents(dataset)
-
-    assert len(read) == 10
-    assert len(dataset._folder._open) == 2
-
-
-def test_reader_processes_open_the_shards_themselves(packed):
-    dataset = open_train(packed)
-    dataset.sample(0, CHANCE)
 
     copy = pickle.loads(pickle.dumps(dataset))
 
-    assert contents(copy) == contents(dataset)
+    assert len(read) == 10
+    assert contents(copy) == read
+    assert len(dataset._folder._open) == 2
 
 
-def write_tar(file: Path, members: dict[str, bytes]) -> None:
+def write_tar(file: Path, members: dict[str, bytes] | list[tuple[str, bytes]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
-        for name, content in members.items():
+        for name, content in dict.items(members) if isinstance(members, dict) else members:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -296,19 +273,21 @@ def test_samples_of_any_keys_are_dictionaries(any_keys):
     assert (fourth["json"], fourth["seg.npy"].tolist(), fourth["bin"]) == ({"price": 4}, [4, 1], b"\x04")
 
 
-def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys):
+def test_chosen_columns_of_any_keys_are_read_and_others_and_damaged_ones_named(any_keys):
     run("index", str(any_keys), "--keys", "png,json")
-    keys = describe(any_keys).keys
+    tar = any_keys / "train/0.tar"
+    tar.write_bytes(tar.read_bytes().replace(b'{"price": 1}', b'{"price": 9}'))
 
-    chosen = shards.Records(
-        shards.DiskFolder(any_keys / "val"), keys, config.Data(path="none", columns=("json",)), False
-    )
+    def records(column: str) -> shards.Records:
+        settings = config.Data(path="none", columns=(column,))
+        folder = shards.DiskFolder(any_keys / "train")
+        return shards.Records(folder, describe(any_keys).keys, settings, training=False)
+
     with pytest.raises(DataError, match="it has json, png"):
-        shards.Records(
-            shards.DiskFolder(any_keys / "val"), keys, config.Data(path="none", columns=("text",)), False
-        )
-
-    assert chosen[0] == {"json": {"price": 0}}
+        records("text")
+    with pytest.raises(CorruptSampleError, match=r"json at .*0.tar byte \d+: its CRC-32 is not that"):
+        records("json")[1]
+    assert records("json")[0] == {"json": {"price": 0}}
 
 
 def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_keys):
@@ -333,13 +312,7 @@ def test_a_sample_that_lacks_a_key_is_named_and_left_out_up_to_the_limit(any_key
 )
 def test_a_sample_that_another_would_replace_is_named(names, keys, message, tmp_path):
     """One of the two used to be left out without a message."""
-    (tmp_path / "train").mkdir()
-    with tarfile.open(tmp_path / "train/0.tar", "w") as tar:
-        for name in names:
-            content = b"0" if name.endswith("cls") else png(7)
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    write_tar(tmp_path / "train/0.tar", [(name, b"0" if name == "7.cls" else png(7)) for name in names])
 
     done = run("index", str(tmp_path), *keys)
 
@@ -354,15 +327,3 @@ def test_a_tar_that_would_not_be_read_is_named(name, packed):
     done = run("index", str(packed))
 
     assert (done.exit_code, f"{name}: would not be read" in done.output) == (65, True), done.output
-
-
-def test_damage_to_a_member_of_any_key_is_named(any_keys):
-    run("index", str(any_keys), "--keys", "json")
-    tar = any_keys / "train/0.tar"
-    tar.write_bytes(tar.read_bytes().replace(b'{"price": 1}', b'{"price": 9}'))
-    records = shards.Records(
-        shards.DiskFolder(any_keys / "train"), ("json",), config.Data(path="none"), False
-    )
-
-    with pytest.raises(CorruptSampleError, match=r"json at .*0.tar byte \d+: its CRC-32 is not that"):
-        records[1]

@@ -38,13 +38,19 @@ def decode(ids: np.ndarray) -> str:
     return bytes((ids[ids > 0] - 1).astype(np.uint8)).decode()
 
 
-def test_a_row_becomes_its_bytes_and_its_class(table, tmp_path):
-    result = prepare(table, tmp_path / "data")
+def test_rows_become_bytes_padded_or_cut_and_a_tenth_of_each_class_is_held_out(table, tmp_path):
+    result = prepare(table, out := tmp_path / "data")
 
     assert result.exit_code == 0, result.output
-    ids, target = open_train(tmp_path / "data").sample(0, CHANCE)
-    assert decode(ids) == "number 0, sun"
-    assert describe(tmp_path / "data").classes[int(target)] == "warm"
+    padded, target = open_train(out, length=20).sample(0, CHANCE)
+    assert (decode(padded), padded[13:].tolist()) == ("number 0, sun", [0] * 7)
+    assert decode(open_train(out, length=6).sample(0, CHANCE)[0]) == "number"
+    described = describe(out)
+    assert described.classes[int(target)] == "warm"
+    assert (described.baseline_name, described.baseline) == ("naive Bayes accuracy", 1.0)
+    held_out = open_split(config.Data(path=str(out)), described, "val")
+    assert (len(open_train(out)), len(held_out)) == (36, 4)
+    assert sorted(int(held_out.sample(index, CHANCE)[1]) for index in range(4)) == [0, 0, 1, 1]
 
 
 def tokenizer_of(**words: int) -> Tokenizer:
@@ -53,26 +59,37 @@ def tokenizer_of(**words: int) -> Tokenizer:
     return tokenizer
 
 
-def test_an_id_above_the_number_of_tokens_is_kept_whole(table, tmp_path):
-    tokenizer_of(sun=70_000).save(str(tmp_path / "tokenizer.json"))
-
-    result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
-
-    assert result.exit_code == 0, result.output
-    ids, _ = open_train(tmp_path / "data", length=4).sample(0, CHANCE)
-    assert ids.tolist() == [3, 3, 3, 70_000]
-
-
-def test_a_tokenizer_that_cuts_and_fills_its_texts_does_neither(table, tmp_path):
+def cutting() -> Tokenizer:
+    """Return one that would cut and fill its texts, which is done here."""
     tokenizer = tokenizer_of(sun=4)
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
+    return tokenizer
+
+
+def framing() -> Tokenizer:
+    tokenizer = tokenizer_of(**{"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}, sun=4, snow=5)
+    around = [("[CLS]", 1), ("[SEP]", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        (tokenizer_of(sun=70_000), [3, 3, 3, 70_000, 0, 0, 0, 0]),  # kept whole
+        (cutting(), [3, 3, 3, 4, 0, 0, 0, 0]),
+        (framing(), [1, 3, 3, 3, 4, 2, 0, 0]),  # [CLS] number 0 , sun [SEP]
+    ],
+    ids=["a large id", "cuts and fills", "tokens around a text"],
+)
+def test_a_tokenizer_file_makes_the_ids(tokenizer, expected, table, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
 
     result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
 
     assert result.exit_code == 0, result.output
-    assert np.load(tmp_path / "data/train/starts.npy")[:3].tolist() == [0, 4, 8]
+    assert open_train(tmp_path / "data", length=8).sample(0, CHANCE)[0].tolist() == expected
 
 
 def test_a_word_that_would_be_padding_is_refused(table, tmp_path):
@@ -84,62 +101,16 @@ def test_a_word_that_would_be_padding_is_refused(table, tmp_path):
     assert "makes id 0, 'sun', of part of a text, and 0 is padding" in result.output
 
 
-def test_a_tokenizer_puts_its_tokens_around_a_text(table, tmp_path):
-    tokenizer = tokenizer_of(**{"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}, sun=4, snow=5)
-    around = [("[CLS]", 1), ("[SEP]", 2)]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-
-    result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
-
-    assert result.exit_code == 0, result.output
-    ids, _ = open_train(tmp_path / "data", length=8).sample(0, CHANCE)
-    assert ids.tolist() == [1, 3, 3, 3, 4, 2, 0, 0]  # [CLS] number 0 , sun [SEP]
-
-
-def test_short_texts_are_padded_and_long_ones_cut(table, tmp_path):
-    prepare(table, tmp_path / "data")
-
-    padded, _ = open_train(tmp_path / "data", length=20).sample(0, CHANCE)
-    cut, _ = open_train(tmp_path / "data", length=6).sample(0, CHANCE)
-
-    assert padded[13:].tolist() == [0] * 7
-    assert decode(cut) == "number"
-
-
-def test_a_tenth_of_each_class_is_held_out(table, tmp_path):
-    prepare(table, tmp_path / "data")
-
-    held_out = open_split(config.Data(path=str(tmp_path / "data")), describe(tmp_path / "data"), "val")
-
-    assert (len(open_train(tmp_path / "data")), len(held_out)) == (36, 4)
-    assert sorted(int(held_out.sample(index, CHANCE)[1]) for index in range(4)) == [0, 0, 1, 1]
-
-
-def test_the_baseline_is_what_naive_bayes_gets_right(table, tmp_path):
-    prepare(table, tmp_path / "data")
-
-    assert describe(tmp_path / "data").baseline_name == "naive Bayes accuracy"
-    assert describe(tmp_path / "data").baseline == 1.0
-
-
-def test_quoted_line_breaks_stay_inside_their_text(tmp_path):
+def test_quoted_line_breaks_stay_inside_their_text_and_a_row_without_a_label_is_skipped_by_name(tmp_path):
     file = tmp_path / "lines.csv"
-    file.write_text("text,label\n" + '"one\ntwo",a\nthree,b\n' * 4)
+    file.write_text("text,label\n" + '"one\ntwo",a\nthree,b\n' * 4 + "nothing known,\n")
 
-    prepare(file, tmp_path / "data")
+    result = prepare(file, tmp_path / "data")
 
     texts = {decode(open_train(tmp_path / "data").sample(n, CHANCE)[0]) for n in range(7)}
     assert texts == {"one\ntwo", "three"}
-
-
-def test_a_row_without_a_label_is_named_and_skipped(table, tmp_path):
-    table.write_text(table.read_text() + "nothing known,\n")
-
-    result = prepare(table, tmp_path / "data")
-
     assert result.exit_code == 0
-    assert "weather.csv line 42: no text or no label" in result.output
+    assert "lines.csv line 14: no text or no label" in result.output
 
 
 @pytest.mark.parametrize(
@@ -162,21 +133,15 @@ def test_a_table_that_cannot_be_learned_from_is_refused(rows, flags, says, table
     assert [each for each in says if each not in result.output] == []
 
 
-def test_an_unnamed_class_is_a_corrupt_sample(table, tmp_path):
+def test_an_unnamed_class_is_a_corrupt_sample_and_files_that_do_not_fit_each_other_are_named(table, tmp_path):
     prepare(table, tmp_path / "data")
-    file = tmp_path / "data" / "train" / "classes.npy"
-    classes = np.load(file)
+    folder = tmp_path / "data" / "train"
+    classes = np.load(folder / "classes.npy")
     classes[3] = 9
-    np.save(file, classes)
+    np.save(folder / "classes.npy", classes)
 
     with pytest.raises(CorruptSampleError, match="class 9 of 2"):
         open_train(tmp_path / "data").sample(3, CHANCE)
-
-
-def test_files_that_do_not_fit_each_other_are_named(table, tmp_path):
-    prepare(table, tmp_path / "data")
-    file = tmp_path / "data" / "train" / "tokens.bin"
-    file.write_bytes(file.read_bytes()[:-3])
-
+    (folder / "tokens.bin").write_bytes((folder / "tokens.bin").read_bytes()[:-3])
     with pytest.raises(DataError, match=r"tokens.bin: has \d+ bytes, starts.npy wants \d+"):
         open_train(tmp_path / "data")

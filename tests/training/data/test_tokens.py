@@ -1,7 +1,6 @@
 """Token files: the trainer reads the text that `prepare tokens` wrote, and damage is named."""
 
 import gzip
-import json
 import pickle
 from pathlib import Path
 
@@ -46,15 +45,24 @@ def read_all(out: Path, split: str, length: int) -> bytes:
     return bytes(ids[ids < 256].astype(np.uint8))
 
 
-def test_samples_put_together_are_the_text(tmp_path):
+def test_samples_put_together_are_the_text_and_the_held_out_text_gives_the_baseline(tmp_path):
     source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
 
     result = prepare(source, out)
 
     assert result.exit_code == 0, result.output
-    text = b"".join(file.read_bytes() for n, file in enumerate(sorted(source.iterdir())) if n % 10)
+    text, held_out = (
+        b"".join(
+            file.read_bytes() for n, file in enumerate(sorted(source.iterdir())) if (n % 10 == 0) is held
+        )
+        for held in (False, True)
+    )
     assert text.startswith(read_all(out, "train", length=7))
     assert len(text) - len(read_all(out, "train", length=7)) <= 8
+    described = describe(out)
+    assert described.baseline_name == "gzip -9 bits per byte"
+    assert described.baseline == pytest.approx(8 * len(gzip.compress(held_out, 9)) / len(held_out), rel=0.01)
+    assert described.bytes_per_token == len(held_out) / (len(held_out) + 2)  # the ends of two files
 
 
 @pytest.fixture
@@ -64,49 +72,7 @@ def out(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-def test_the_target_is_the_token_that_follows(out):
-    dataset = open_split(settings(out, 16), describe(out), "train")
-
-    first, second = dataset.sample(0, CHANCE), dataset.sample(1, CHANCE)
-
-    assert (first[0][1:] == first[1][:-1]).all()
-    assert first[1][-1] == second[0][0]
-
-
-def test_the_baseline_is_gzip_of_the_held_out_text(tmp_path):
-    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
-    prepare(source, out)
-
-    text = b"".join(file.read_bytes() for file in sorted(source.iterdir())[::10])
-    packed = gzip.compress(text, 9)
-
-    assert describe(out).baseline == pytest.approx(8 * len(packed) / len(text), rel=0.01)
-
-
-def test_bytes_per_token_counts_the_ends_of_files(tmp_path):
-    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
-    prepare(source, out)
-
-    text_bytes = sum(file.stat().st_size for file in sorted(source.iterdir())[::10])
-
-    assert describe(out).bytes_per_token == text_bytes / (text_bytes + 2)
-
-
-def test_a_tokenizer_file_sets_the_vocabulary(tmp_path):
-    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    tokenizer.train([str(file) for file in source.iterdir()], trainers.BpeTrainer(vocab_size=60))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-
-    result = prepare(source, out, "--tokenizer", str(tmp_path / "tokenizer.json"))
-
-    assert result.exit_code == 0, result.output
-    assert describe(out).vocabulary == tokenizer.get_vocab_size() + 1
-    assert describe(out).bytes_per_token > 1
-
-
-def test_a_token_of_the_tokenizer_ends_a_file(tmp_path):
+def test_a_tokenizer_file_sets_the_vocabulary_and_may_have_the_token_that_ends_a_file(tmp_path):
     source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
@@ -114,43 +80,46 @@ def test_a_token_of_the_tokenizer_ends_a_file(tmp_path):
     tokenizer.train([str(file) for file in source.iterdir()], trainer)
     tokenizer.save(str(file := tmp_path / "tokenizer.json"))
 
+    plain = prepare(source, tmp_path / "plain", "--tokenizer", str(file))
     result = prepare(source, out, "--tokenizer", str(file), "--end-token", "<|endoftext|>")
     wrong = prepare(source, tmp_path / "other", "--tokenizer", str(file), "--end-token", "</s>")
 
-    assert result.exit_code == 0, result.output
+    assert (plain.exit_code, result.exit_code) == (0, 0), plain.output + result.output
+    assert describe(tmp_path / "plain").vocabulary == tokenizer.get_vocab_size() + 1
+    assert describe(tmp_path / "plain").bytes_per_token > 1
     assert describe(out).vocabulary == tokenizer.get_vocab_size()
     assert np.fromfile(out / "val/tokens.bin", dtype="<u2")[-1] == tokenizer.token_to_id("<|endoftext|>")
     assert (wrong.exit_code, "has no such token" in wrong.output) == (65, True)
 
 
 def test_unreadable_files_are_named_up_to_the_limit(tmp_path):
-    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+    source = write_texts(tmp_path / "texts")
     (source / "03.py").unlink()
     (source / "03.py").symlink_to("/proc/self/mem")
 
-    result = prepare(source, out, "--corrupt-limit", "0")
+    result = prepare(source, tmp_path / "data", "--corrupt-limit", "0")
 
     assert result.exit_code == 65
     assert "03.py: Input/output error" in result.output
     assert "--corrupt-limit allows 0" in result.output
 
 
-def test_too_few_files_are_refused(tmp_path):
-    result = prepare(write_texts(tmp_path / "texts", count=3), tmp_path / "data")
+@pytest.mark.parametrize(
+    ("count", "present", "message"),
+    [
+        (3, (), "3 files of --pattern '*.py'; at least 10 are needed"),
+        (20, ("precious",), "is not empty"),
+    ],
+)
+def test_too_few_files_and_a_full_output_folder_are_refused(count, present, message, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in present:
+        (tmp_path / "data" / name).touch()
 
-    assert result.exit_code == 65
-    assert "3 files of --pattern '*.py'; at least 10 are needed" in result.output
+    result = prepare(write_texts(tmp_path / "texts", count), tmp_path / "data")
 
-
-def test_a_full_output_folder_is_left_alone(tmp_path):
-    out = tmp_path / "data"
-    out.mkdir()
-    (out / "precious").write_text("keep")
-
-    result = prepare(write_texts(tmp_path / "texts"), out)
-
-    assert result.exit_code == 65
-    assert "is not empty" in result.output
+    assert (result.exit_code, message in result.output) == (65, True)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [*present]
 
 
 def test_a_token_file_that_was_cut_off_is_named(out):
@@ -200,14 +169,16 @@ def write_ids(file, ids):
     return file
 
 
-def test_reader_processes_get_no_copy_of_the_tokens(out):
+def test_the_target_is_the_token_that_follows_also_in_a_reader_process_that_gets_no_copy(out):
     dataset = open_split(settings(out, 16), describe(out), "train")
-    before = dataset.sample(3, CHANCE)
+    first, second = dataset.sample(0, CHANCE), dataset.sample(1, CHANCE)
 
     copy = pickle.dumps(dataset)
 
+    assert (first[0][1:] == first[1][:-1]).all()
+    assert first[1][-1] == second[0][0]
     assert len(copy) < 1000
-    assert (pickle.loads(copy).sample(3, CHANCE)[0] == before[0]).all()
+    assert (pickle.loads(copy).sample(1, CHANCE)[0] == second[0]).all()
 
 
 def test_the_description_is_written_last(tmp_path, monkeypatch):
@@ -225,7 +196,3 @@ def test_the_type_holds_every_id_of_the_vocabulary(vocabulary):
     dtype = tokens.dtype_of(vocabulary)
 
     assert np.asarray([vocabulary - 1]).astype(dtype)[0] == vocabulary - 1
-
-
-def test_the_description_is_readable_by_users(out):
-    assert json.loads((out / "dataset.json").read_text())["baseline_name"] == "gzip -9 bits per byte"

@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import sys
-import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
@@ -24,7 +23,8 @@ from gpu_fleet.core import reachable, user_code
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
-from tests.training.examples import changed, train_on, train_rank
+from tests.training.data.test_shards import write_tar
+from tests.training.examples import changed, interrupted, train_on, train_rank
 from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
 
@@ -50,16 +50,12 @@ def priced_pictures(digits: Path, folder: Path) -> Path:
     if folder.exists():
         return folder
     for split in ("train", "val"):
-        (folder / split).mkdir(parents=True)
-        with tarfile.open(folder / split / "0.tar", "w") as tar:
-            for number, file in enumerate(sorted(digits.glob(f"{split}/*/*.png"))[:80]):
-                jpeg = BytesIO()
-                Image.open(file).save(jpeg, "JPEG")
-                price = json.dumps({"price": int(file.parent.name)}).encode()
-                for key, content in (("jpg", jpeg.getvalue()), ("json", price)):
-                    member = tarfile.TarInfo(f"{number}.{key}")
-                    member.size = len(content)
-                    tar.addfile(member, BytesIO(content))
+        members = {}
+        for number, file in enumerate(sorted(digits.glob(f"{split}/*/*.png"))[:80]):
+            Image.open(file).save(jpeg := BytesIO(), "JPEG")
+            members[f"{number}.jpg"] = jpeg.getvalue()
+            members[f"{number}.json"] = json.dumps({"price": int(file.parent.name)}).encode()
+        write_tar(folder / split / "0.tar", members)
     done = CliRunner().invoke(cli.main, ["prepare", "index", str(folder), "--keys", "jpg,json"])
     assert done.exit_code == 0, done.output
     return folder
@@ -91,24 +87,20 @@ OFTEN = (("own_records", 1), ("own_regression", 0), ("own_stream", 1))
 def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
     name, workers, straight, digits, tmp_path
 ):
-    undisturbed = straight(name)
-    table = changed(example(name, tmp_path / "stopped", digits), data={"workers": workers})
+    broken = changed(example(name, tmp_path / "broken", digits), data={"workers": workers})
 
-    stopped = train_on(2, table, stop_at=3)
-    resumed = train_on(2, table)
-
-    assert (stopped["outcome"], stopped["step"], resumed["resumed_from_step"]) == ("stopped", 3, 3)
-    assert resumed["parameters_sha256"] == undisturbed["parameters_sha256"] != stopped["parameters_sha256"]
-    assert resumed["metric"] == undisturbed["metric"]
+    interrupted(2, {"broken": broken}.get, stop_at=3, straight=straight(name))
 
 
-def test_own_metrics_are_written_and_the_first_is_the_score(digits, tmp_path):
+def test_own_metrics_are_written_the_first_is_the_score_and_the_model_has_the_users_names(digits, tmp_path):
     result = train_on(1, example("own_regression", tmp_path, digits))
 
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert result["metric_name"] == "mean absolute error"
     evaluated = [record for record in records if record["kind"] == "evaluation"]
     assert evaluated[-1]["mean absolute error"] == result["metric"] > 0
+    names = {f"{layer}.{part}" for layer in (0, 3) for part in ("weight", "bias")}
+    assert {*load_file(tmp_path / "model/model.safetensors")} == names
 
 
 def test_held_out_samples_count_once_on_any_number_of_ranks(digits, tmp_path):
@@ -123,8 +115,8 @@ def test_held_out_samples_count_once_on_any_number_of_ranks(digits, tmp_path):
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
 
-def test_an_installed_file_that_is_a_link_is_not_the_users(tmp_path, monkeypatch):
-    """uv and others link the files of a package from a store."""
+def test_what_is_installed_is_not_the_users(tmp_path, monkeypatch):
+    """uv links the files of a package from a store; an environment may have the packages of the system."""
     packages, store = tmp_path / "installed/package", tmp_path / "store"
     packages.mkdir(parents=True)
     store.mkdir()
@@ -132,38 +124,20 @@ def test_an_installed_file_that_is_a_link_is_not_the_users(tmp_path, monkeypatch
     (packages / "module.py").symlink_to(store / "module.py")
     monkeypatch.setattr(user_code, "NOT_OF_USERS", {packages.parent.resolve()})
 
-    assert not user_code.is_of_user(str(packages / "module.py"))
-    assert user_code.is_of_user(str(store / "module.py"))
+    python = tmp_path / "usr/lib/python3"
+    for installed in (packages, python / "dist-packages/yaml", python / "site-packages/yaml"):
+        assert not user_code.is_of_user(str(installed / "module.py"))
+    for own in (store, python / "yaml"):
+        assert user_code.is_of_user(str(own / "module.py"))
 
 
-@pytest.mark.parametrize("name", ["dist-packages", "site-packages"])
-def test_what_is_installed_in_an_environment_below_this_one_is_not_the_users(name, tmp_path):
-    """An environment made with --system-site-packages has the packages of the system."""
-    assert not user_code.is_of_user(str(tmp_path / f"usr/lib/python3/{name}/yaml/__init__.py"))
-    assert user_code.is_of_user(str(tmp_path / "usr/lib/python3/yaml/__init__.py"))
-
-
-def test_the_finished_model_has_the_names_of_the_users_own(digits, tmp_path):
-    train_on(1, example("own_regression", tmp_path, digits, steps=1))
-
-    assert set(load_file(tmp_path / "model/model.safetensors")) == {
-        "0.weight",
-        "0.bias",
-        "3.weight",
-        "3.bias",
-    }
-
-
-def test_an_averaged_model_of_ones_own_is_measured(digits, tmp_path):
+def test_a_model_of_ones_own_is_averaged_and_sharded_by_its_lists_of_layers(digits, tmp_path):
     average = {"name": "ema", "decay": 0.5, "batch_norm_batches": 1}
+    averaged = train_on(1, changed(example("own_regression", tmp_path / "a", digits), average=average))
+    sharded = changed(example("own_regression", tmp_path / "b", digits), parallel={"strategy": "fsdp"})
 
-    assert train_on(1, changed(example("own_regression", tmp_path, digits), average=average))["metric"] > 0
-
-
-def test_an_own_model_is_sharded_by_its_lists_of_layers(digits, tmp_path):
-    table = example("own_regression", tmp_path, digits)
-
-    assert train_on(2, changed(table, parallel={"strategy": "fsdp"}))["outcome"] == "finished"
+    assert averaged["metric"] > 0
+    assert train_on(2, sharded)["outcome"] == "finished"
 
 
 def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
@@ -324,11 +298,8 @@ def test_a_module_beside_an_unused_one_of_the_same_name_is_the_one_that_is_impor
     written(tmp_path, {"package/mine.py": loss_with("import scales"), "scales.py": ""})
     written(tmp_path, {"package/__init__.py": "", "package/scales.py": ""})
 
-    assert run_ranks(files_of, 1, tmp_path, "package.mine")[0] == [
-        "package/__init__.py",
-        "package/mine.py",
-        "scales.py",
-    ]
+    files = ["package/__init__.py", "package/mine.py", "scales.py"]
+    assert run_ranks(files_of, 1, tmp_path, "package.mine")[0] == files
 
 
 def test_a_source_is_parsed_once_however_often_a_run_asks(monkeypatch):
@@ -356,18 +327,15 @@ def files_without(gone: str, folder: Path) -> list[str]:
     return files_of(folder, "mine.py")
 
 
-def test_a_file_that_vanishes_and_was_never_imported_is_no_part_of_the_run(tmp_path):
-    written(tmp_path, {"mine.py": loss_with("import helpers, other"), "helpers.py": "", "other.py": ""})
-
-    assert run_ranks(files_without, 1, "helpers.py", tmp_path)[0] == ["mine.py", "other.py"]
-
-
-def test_a_module_from_elsewhere_is_kept_by_its_name(tmp_path):
-    written(tmp_path / "here", {"mine.py": loss_with("import shared.scales")})
+def test_a_module_from_elsewhere_is_kept_by_its_name_and_one_that_vanishes_is_left_out(tmp_path):
+    written(tmp_path / "a", {"mine.py": loss_with("import helpers, other"), "helpers.py": "", "other.py": ""})
+    written(tmp_path / "b", {"mine.py": loss_with("import shared.scales")})
     written(tmp_path / "lib", {"shared/scales.py": "", "shared/__init__.py": ""})
 
-    found = run_ranks(files_of, 1, tmp_path / "here", "mine.py", str(tmp_path / "lib"))[0]
+    vanished = run_ranks(files_without, 1, "helpers.py", tmp_path / "a")[0]
+    found = run_ranks(files_of, 1, tmp_path / "b", "mine.py", str(tmp_path / "lib"))[0]
 
+    assert vanished == ["mine.py", "other.py"]
     assert found == ["mine.py", "shared/__init__.py", "shared/scales.py"]
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, cast
+from unittest.mock import Mock
 
 import boto3
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from gpu_fleet.checkpoint import lease
 from gpu_fleet.checkpoint.lease import Holder, RunLease
@@ -154,15 +155,9 @@ def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(bucket, 
 @pytest.mark.parametrize(
     ("status", "reason", "expected"),
     [
-        (0, Reason.NONE, 0),
-        (0, Reason.SPOT_NOTICE, 85),
-        (1, Reason.NONE, 1),
-        (1, Reason.SPOT_NOTICE, 85),
-        (-15, Reason.SIGTERM, 85),
-        (-9, Reason.NONE, 137),
-        (2, Reason.SPOT_NOTICE, 2),
-        (65, Reason.SPOT_NOTICE, 65),
-        (85, Reason.NONE, 85),
+        *((0, Reason.NONE, 0), (1, Reason.NONE, 1), (-9, Reason.NONE, 137), (85, Reason.NONE, 85)),
+        *((0, Reason.SPOT_NOTICE, 85), (1, Reason.SPOT_NOTICE, 85), (-15, Reason.SIGTERM, 85)),
+        *((2, Reason.SPOT_NOTICE, 2), (65, Reason.SPOT_NOTICE, 65)),
     ],
 )
 def test_the_status_says_whether_to_run_it_again(status, reason, expected):
@@ -179,31 +174,39 @@ def test_a_command_that_has_finished_has_not_failed(tmp_path):
     assert status_of(1, Reason.NONE, outcome.NewWord(tmp_path)) == 1  # of an earlier run
 
 
-def test_of_two_that_keep_one_folder_the_second_does_not_begin(bucket, tmp_path, monkeypatch):
+@pytest.fixture
+def place(bucket) -> str:
+    return f"s3://{bucket}/mine"
+
+
+def invoked(folder: Path, place: str, *command: str, every_s: str = "3600") -> Result:
+    """Invoke `run` on a folder, with a bucket or without, in this process."""
+    uri = ("--uri", place) if place else ()
+    flags = ("--checkpoints", str(folder), *uri, "--every-s", every_s)
+    return CliRunner().invoke(main, ["run", *flags, "--", *command])
+
+
+def test_of_two_that_keep_one_folder_the_second_does_not_begin(place, tmp_path, monkeypatch):
     """It is refused before COMMAND starts, and once the first has ended it may begin."""
     monkeypatch.setattr(lease, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(lease, "WAIT_S", 0.5)
-    place, begun = f"s3://{bucket}/mine", tmp_path / "begun"
-    elsewhere = Holder("another", "boot", 1)
+    begun, elsewhere = tmp_path / "begun", Holder("another", "boot", 1)
     first = RunLease(CheckpointStore(f"{place}/{any_command.LEASED}"), elsewhere, renew_every_s=0.05)
-    flags = ["run", "--checkpoints", str(tmp_path / "here"), "--uri", place, "--", "touch", str(begun)]
     first.acquire()
 
-    refused = CliRunner().invoke(main, flags)
+    refused = invoked(tmp_path / "here", place, "touch", str(begun))
     began = begun.exists()
     first.release()
-    after = CliRunner().invoke(main, flags)
+    after = invoked(tmp_path / "here", place, "touch", str(begun))
 
     assert (refused.exit_code, began, after.exit_code) == (75, False, 0)
     assert f"{place}/folder is in use by process 1 on another" in refused.output
     assert begun.exists()
 
 
-def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_be_run_again(
-    bucket, tmp_path
-):
+def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_be_run_again(place, tmp_path):
     """An instance that was paused for longer than a lease lasts does this."""
-    place, here = f"s3://{bucket}/mine", tmp_path / "here"
+    here = tmp_path / "here"
     store = CheckpointStore(f"{place}/{any_command.LEASED}")
     stood_still = f"touch {tmp_path}/begun; until [ -e {tmp_path}/goes-on ]; do sleep 0.02; done"
 
@@ -216,9 +219,8 @@ def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_
     over = threading.Event()
     successor = threading.Thread(target=succeed, daemon=True)
     successor.start()
-    flags = ["run", "--checkpoints", str(here), "--uri", place, "--every-s", "3600", "--"]
 
-    ended = CliRunner().invoke(main, [*flags, "sh", "-c", f"echo 1 > {here}/step; {stood_still}"])
+    ended = invoked(here, place, "sh", "-c", f"echo 1 > {here}/step; {stood_still}")
     successor.join()
 
     assert ended.exit_code == 75
@@ -226,18 +228,21 @@ def test_who_has_lost_the_folder_meanwhile_leaves_it_to_the_successor_and_is_to_
     assert ObjectStore(place).get("folder.json") is None
 
 
-def test_no_second_command_works_on_the_folder_of_a_killed_run(bucket, no_fleet, tmp_path):
-    """The command outlives a `run` that is killed, say in an upload."""
-    here, place = tmp_path / "here", f"s3://{bucket}/mine"
-    flags = ["run", "--checkpoints", str(here), "--uri", place, "--"]
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    (here / ".gpu-fleet").mkdir(parents=True)
-    (here / ".gpu-fleet/command.json").write_text(json.dumps(vars(Holder.of(child.pid))))
+def noted(folder: Path, process: int) -> None:
+    """Write down that this process is the command of a run on the folder."""
+    (folder / ".gpu-fleet").mkdir(parents=True)
+    (folder / ".gpu-fleet/command.json").write_text(json.dumps(vars(Holder.of(process))))
 
-    refused = CliRunner().invoke(main, [*flags, "touch", str(tmp_path / "begun")])
+
+def test_no_second_command_works_on_the_folder_of_a_killed_run(place, no_fleet, tmp_path):
+    """The command outlives a `run` that is killed, say in an upload."""
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    noted(tmp_path / "here", child.pid)
+
+    refused = invoked(tmp_path / "here", place, "touch", str(tmp_path / "begun"))
     child.kill()
     child.wait()
-    after = CliRunner().invoke(main, [*flags, "true"])
+    after = invoked(tmp_path / "here", place, "true")
 
     assert (refused.exit_code, after.exit_code) == (75, 0)
     assert f"process {child.pid} on" in refused.output
@@ -245,15 +250,13 @@ def test_no_second_command_works_on_the_folder_of_a_killed_run(bucket, no_fleet,
 
 
 def test_a_run_in_the_command_of_another_on_its_folder_is_refused_without_a_wait(
-    bucket, no_fleet, tmp_path, monkeypatch
+    place, no_fleet, tmp_path, monkeypatch
 ):
     """It used to wait for the lease that the other one holds, and to ask for the end of its own parent."""
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())  # as in a command, which leads its session
-    (tmp_path / ".gpu-fleet").mkdir()
-    (tmp_path / ".gpu-fleet/command.json").write_text(json.dumps(vars(Holder.of(os.getpid()))))
-    place = f"s3://{bucket}/mine"
+    noted(tmp_path, os.getpid())
 
-    refused = CliRunner().invoke(main, ["run", "--checkpoints", str(tmp_path), "--uri", place, "--", "true"])
+    refused = invoked(tmp_path, place, "true")
 
     assert refused.exit_code == 65
     assert f"this `run` is process {os.getpid()} of process {os.getpid()} on" in refused.output
@@ -264,27 +267,21 @@ def test_a_command_whose_process_cannot_be_noted_is_not_left_alone(no_fleet, tmp
     """The disk may be full: `run` ended, and its command went on without it."""
     (tmp_path / ".gpu-fleet/command.json").mkdir(parents=True)  # a file cannot be written there
 
-    ended = CliRunner().invoke(main, ["run", "--checkpoints", str(tmp_path), "--", "sh", "-c", "exit 7"])
-
-    assert ended.exit_code == 7
+    assert invoked(tmp_path, "", "sh", "-c", "exit 7").exit_code == 7
 
 
-def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(bucket, tmp_path, monkeypatch):
-    def fail(_sync: FolderSync, **_: bool) -> NoReturn:
-        raise ValueError("odd")
+def test_an_upload_that_fails_in_a_way_nobody_expects_is_no_success(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderSync, "up", Mock(side_effect=ValueError("odd")))
 
-    monkeypatch.setattr(FolderSync, "up", fail)
-    flags = ["--checkpoints", str(tmp_path), "--uri", f"s3://{bucket}/mine"]
-
-    done = CliRunner().invoke(main, ["run", *flags, "--", "true"])
+    done = invoked(tmp_path, place, "true")
 
     assert done.exit_code == 75, done.output
-    assert f"error: s3://{bucket}/mine: {tmp_path} cannot be uploaded: ValueError: odd" in done.output
+    assert f"error: {place}: {tmp_path} cannot be uploaded: ValueError: odd" in done.output
 
 
 @pytest.mark.parametrize(("refusals", "status"), [(3, 0), (10**6, 75)])
 def test_credentials_that_expire_under_a_command_are_waited_for(
-    *, refusals, status, bucket, tmp_path, monkeypatch
+    *, refusals, status, place, tmp_path, monkeypatch
 ):
     left, put = iter(range(refusals)), ObjectStore.put
 
@@ -296,17 +293,15 @@ def test_credentials_that_expire_under_a_command_are_waited_for(
     monkeypatch.setattr(ObjectStore, "put", refuse)
     monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(any_command, "PATIENCE_S", 0.05 if status else 60.0)
-    here, place = tmp_path / "here", f"s3://{bucket}/mine"
-    flags = ["--checkpoints", str(here), "--uri", place, "--every-s", "3600"]
 
-    done = CliRunner().invoke(main, ["run", *flags, "--", "sh", "-c", f"echo 1 > {here}/step"])
+    done = invoked(tmp_path / "here", place, "sh", "-c", f"echo 1 > {tmp_path}/here/step")
 
     assert (done.exit_code, done.output.count("error: ")) == (status, int(status > 0)), done.output
     assert (ObjectStore(place).get("folder.json") is None) == bool(status)
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["in the midst", "at the end"])
-def test_an_upload_that_hangs_is_given_up_and_reported(*, begins, bucket, tmp_path, monkeypatch):
+def test_an_upload_that_hangs_is_given_up_and_reported(*, begins, place, tmp_path, monkeypatch):
     """Either the last upload hangs, or an earlier one, for which the last one would wait."""
     hung, release = threading.Event(), threading.Event()
 
@@ -325,12 +320,11 @@ def test_an_upload_that_hangs_is_given_up_and_reported(*, begins, bucket, tmp_pa
     monkeypatch.setattr(outcome, "leave_at_once", leave)
     monkeypatch.setattr(any_command, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("gpu_fleet.integrations.folder_copy.files.QUIET_S", 0.0)
-    folder, place = tmp_path / "here", f"s3://{bucket}/mine"
+    folder = tmp_path / "here"
     waits = f"until [ -e {folder}/hung ]; do sleep 0.02; done" if begins else "true"
-    every_s = "0.1" if begins else "3600"
-    flags = ["--checkpoints", str(folder), "--uri", place, "--every-s", every_s]
+    script = f"echo 1 > {folder}/step; {waits}"
 
-    done = CliRunner().invoke(main, ["run", *flags, "--", "sh", "-c", f"echo 1 > {folder}/step; {waits}"])
+    done = invoked(folder, place, "sh", "-c", script, every_s="0.1" if begins else "3600")
     release.set()
     for thread in threading.enumerate():
         if thread.name == "folder-last":
@@ -392,8 +386,8 @@ def test_a_wrong_word_before_the_program_is_reported(words, status, message):
 
 
 @pytest.fixture
-def store(bucket) -> CheckpointStore:
-    return CheckpointStore(f"s3://{bucket}/mine")
+def store(place) -> CheckpointStore:
+    return CheckpointStore(place)
 
 
 def test_a_folder_comes_back_as_it_was(store, tmp_path):
@@ -414,35 +408,6 @@ def test_a_folder_comes_back_as_it_was(store, tmp_path):
     assert (tmp_path / "there/a/x").read_text() == "three"
     assert (tmp_path / "there/a/x").stat().st_mode & 0o777 == 0o750
     assert len(store.sizes("contents")) == 1
-
-
-@pytest.mark.parametrize("target", [b"latin \xff", b"two\r\nlines"])
-def test_a_link_comes_back_whatever_its_target_is_called(target, store, tmp_path):
-    name = os.fsdecode(target)
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / name).write_text("one")
-    (tmp_path / "here/latest").symlink_to(name)
-    FolderSync(tmp_path / "here", store).up(last=True)
-
-    FolderSync(tmp_path / "there", store).down()
-
-    assert str((tmp_path / "there/latest").readlink()) == name
-    assert (tmp_path / "there/latest").read_text() == "one"
-
-
-@pytest.mark.parametrize("later_s", [1.0, -3600.0], ids=["just now", "by a server whose clock is ahead"])
-def test_a_file_that_was_written_waits_until_it_stays_the_same(later_s, store, tmp_path):
-    file = tmp_path / "x"
-    file.write_text("half")
-    now = [file.stat().st_mtime + later_s]
-    sync = FolderSync(tmp_path, store, clock=lambda: now[0])
-
-    sync.up()
-    early = store.sizes("contents")
-    now[0] += 2.0
-    sync.up()
-
-    assert (early, len(store.sizes("contents"))) == ({}, 1)
 
 
 def test_a_changed_object_is_not_taken_for_a_checkpoint(store, bucket, tmp_path):

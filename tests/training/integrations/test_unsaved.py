@@ -20,7 +20,6 @@ from gpu_fleet.checkpoint import local
 from gpu_fleet.data.generators import is_own_generator, reached
 from gpu_fleet.integrations.exactness import LoopWatch
 from gpu_fleet.step import outline
-from gpu_fleet.step.checks import BufferCheck
 
 STEPS, STOP = 6, 3
 SAMPLES = list(torch.randn(9, 3, generator=torch.Generator().manual_seed(0)))
@@ -151,29 +150,32 @@ def steps(run: Run, model: nn.Module, optimizer: Any, count: int) -> Iterator[in
         yield step
 
 
-def trained(folder: Path, model: nn.Module, kind: Callable[..., Any] = torch.optim.SGD, **more: Any) -> None:
-    optimizer = kind(model.parameters())
+def looped(
+    folder: Path, model: nn.Module, optimizer: Any = None, count: int = 2, **more: Any
+) -> Iterator[int]:
+    """Run a training that gives the caller its turn after each step, whose variables are watched too."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters())
     with Run(folder, model=model, optimizer=optimizer, **more) as run:
-        for _ in steps(run, model, optimizer, 2):
-            pass
+        yield from steps(run, model, optimizer, count)
+
+
+def trained(folder: Path, model: nn.Module, optimizer: Any = None, **more: Any) -> None:
+    assert list(looped(folder, model, optimizer, **more)) == [0, 1]
 
 
 def with_late_change(folder: Path) -> None:
     """Change an attribute after the steps that are all looked at, and before the only save."""
     model = WithMean(0.0)
     model.forward = partial(nn.Linear.forward, model)  # type: ignore[method-assign]  # no change in a step
-    optimizer = torch.optim.SGD(model.parameters())
-    with Run(folder, model=model, optimizer=optimizer) as run:
-        for step in steps(run, model, optimizer, 4):
-            model.mean += step // 3
+    for step in looped(folder, model, count=4):
+        model.mean += step // 3
 
 
 def with_average(folder: Path) -> None:
     model = nn.Linear(3, 1)
-    optimizer, average = torch.optim.SGD(model.parameters()), AveragedModel(model)
-    with Run(folder, model=model, optimizer=optimizer) as run:
-        for _ in steps(run, model, optimizer, 2):
-            average.update_parameters(model)
+    average = AveragedModel(model)
+    for _ in looped(folder, model):
+        average.update_parameters(model)
 
 
 def with_late_schedule(folder: Path) -> None:
@@ -181,18 +183,15 @@ def with_late_schedule(folder: Path) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with Run(folder, model=model, optimizer=optimizer) as run:
-        for step in steps(run, model, optimizer, 2):
-            if step:
-                schedule.step()
+    for step in looped(folder, model, optimizer):
+        if step:
+            schedule.step()
 
 
 def with_generator(folder: Path) -> None:
-    model, source = nn.Linear(3, 1), np.random.default_rng(0)
-    optimizer = torch.optim.SGD(model.parameters())
-    with Run(folder, model=model, optimizer=optimizer) as run:
-        for _ in steps(run, model, optimizer, 2):
-            source.random()
+    source = np.random.default_rng(0)
+    for _ in looped(folder, nn.Linear(3, 1)):
+        source.random()
 
 
 class Mean:
@@ -209,11 +208,9 @@ class Mean:
 
 
 def with_array(folder: Path) -> None:
-    model, mean = nn.Linear(3, 1), Mean()
-    optimizer = torch.optim.SGD(model.parameters())
-    with Run(folder, model=model, optimizer=optimizer) as run:
-        for _ in steps(run, model, optimizer, 2):
-            mean.mean += 1
+    mean = Mean()
+    for _ in looped(folder, nn.Linear(3, 1)):
+        mean.mean += 1
 
 
 def with_seldom_updates(folder: Path) -> None:
@@ -231,10 +228,13 @@ def with_seldom_updates(folder: Path) -> None:
 def with_average_in_a_list(folder: Path) -> None:
     """Move an average of the weights that the model keeps in a list, as a teacher."""
     model = WithList(lambda layer: [layer], frozen=True)
-    optimizer = torch.optim.SGD(model.parameters())
-    with Run(folder, model=model, optimizer=optimizer) as run:
-        for _ in steps(run, model, optimizer, 2):
-            model.kept[1][0].weight.data.lerp_(model.inner.weight.data, 0.5)
+    for _ in looped(folder, model):
+        model.kept[1][0].weight.data.lerp_(model.inner.weight.data, 0.5)
+
+
+def with_momenta(folder: Path) -> None:
+    model = nn.Linear(3, 1)
+    trained(folder, model, Hidden(model.parameters()))
 
 
 LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -246,17 +246,11 @@ LOOPS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a tensor": (lambda folder: trained(folder, WithMean(torch.zeros(3))), "a step changes mean"),
     "a list": (lambda folder: trained(folder, WithMean([])), "a step changes mean"),
     "a module's generator": (lambda folder: trained(folder, WithNoise()), "a step changes source"),
-    "an object": (
-        lambda folder: trained(folder, WithStatistics(SimpleNamespace(mean=0.0))),
-        "a step changes kept",
-    ),
-    "an object with slots": (
-        lambda folder: trained(folder, WithStatistics(Slotted())),
-        "a step changes kept",
-    ),
+    "an object": (lambda at: trained(at, WithStatistics(SimpleNamespace(mean=0.0))), "a step changes kept"),
+    "one with slots": (lambda folder: trained(folder, WithStatistics(Slotted())), "a step changes kept"),
     "a teacher in a list": (with_average_in_a_list, "a step changes kept"),
     "a late change": (with_late_change, "a step changes mean"),
-    "momenta": (lambda folder: trained(folder, nn.Linear(3, 1), Hidden), "a step changes velocity"),
+    "momenta": (with_momenta, "a step changes velocity"),
 }
 
 
@@ -284,21 +278,17 @@ def test_a_layer_that_the_model_does_not_know_is_refused_at_the_first_step(keep,
     assert local.steps(tmp_path / "checkpoints") == []
 
 
-def test_a_layer_of_a_list_that_is_frozen_or_given_too_is_no_fault(tmp_path, caplog):
+def test_a_layer_of_a_list_that_is_frozen_or_given_a_cache_and_what_a_run_was_given_are_not_named(
+    tmp_path, caplog
+):
     layers: list[nn.Module] = []
     model = WithList(lambda layer: layers.append(layer) or layer)
+    cached, average = WithCache(), AveragedModel(nn.Linear(3, 1))
+    cached.best = float("nan")
 
     trained(tmp_path / "given", model, layer=layers[0])
     trained(tmp_path / "frozen", WithList(lambda layer: layer, frozen=True))
-
-    assert "not exact" not in caplog.text
-
-
-def test_a_cache_and_what_a_run_was_given_are_not_named(tmp_path, caplog):
-    model, source = WithCache(), torch.Generator()
-    model.best = float("nan")
-
-    trained(tmp_path, model, source=source, average=AveragedModel(nn.Linear(3, 1)))
+    trained(tmp_path / "cached", cached, source=torch.Generator(), average=average)
 
     assert "not exact" not in caplog.text
 
@@ -372,18 +362,6 @@ def test_a_long_list_is_searched_no_further_than_the_bound():
     held = [torch.Generator(), *([1.5] * 10**5)]
 
     assert list(reached(held, is_own_generator)) == held[:1]
-
-
-def test_a_model_of_the_trainer_with_such_state_is_named_too(caplog):
-    """It is tried out before the first step: gpu_fleet.step.task.try_out."""
-    model = WithMean([])
-    check = BufferCheck(model, "model.name = 'mine.py:model'")
-
-    for _ in range(2):
-        model(torch.ones(2, 3))
-        check.passed()
-
-    assert "model.name = 'mine.py:model': a step changes mean, which is in no checkpoint" in caplog.text
 
 
 def test_an_optimizer_gets_its_numbers_back_in_their_format(tmp_path):

@@ -74,21 +74,13 @@ def test_every_rendering_is_valid_in_two_versions(version):
         assert [problem for manifest in manifests for problem in problems(manifest, version)] == []
 
 
-def broken_job(job: dict[str, Any]) -> None:
-    job["spec"]["backoffLimitPerPod"] = 3
-
-
-def wrong_type(job: dict[str, Any]) -> None:
-    job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = ["nvidia.com/gpu: 8"]
-
-
 @pytest.mark.parametrize("version", KUBERNETES)
-@pytest.mark.parametrize("spoil", [broken_job, wrong_type])
-def test_a_wrong_job_is_refused(spoil, version):
-    job = of_kind(rendered(*PLAIN, *BUCKET), "Job")
-    spoil(job)
+def test_a_wrong_job_is_refused(version):
+    unknown_field, wrong_type = (of_kind(rendered(*PLAIN, *BUCKET), "Job") for _ in range(2))
+    unknown_field["spec"]["backoffLimitPerPod"] = 3
+    wrong_type["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = ["nvidia.com/gpu: 8"]
 
-    assert len(problems(job, version)) == 1
+    assert [len(problems(job, version)) for job in (unknown_field, wrong_type)] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
@@ -111,11 +103,15 @@ def test_kueue_can_take_the_run(kind):
     assert all("kueue.x-k8s.io/queue-name" not in found for found in others)
 
 
-def test_without_a_queue_the_run_begins_at_once():
+def test_without_a_queue_the_run_begins_at_once_and_a_drained_pod_is_never_counted():
     job = of_kind(rendered(*PLAIN, *BUCKET), "Job")
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    first = next(rule for rule in rules if "onPodConditions" in rule or rule["action"] == "Count")
 
     assert "suspend" not in job["spec"]
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
+    assert first["action"] == "Ignore"
+    assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
 @pytest.mark.parametrize("kind", ["--kubernetes", "--trainjob"])
@@ -134,14 +130,6 @@ def test_the_job_obeys_the_table_of_exit_statuses(kind):
     assert action(policy, exit_codes.FAILED_FOR_GOOD, disrupted=True) == "FailJob"
     assert names == {job["template"]["spec"]["containers"][0]["name"]}
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # else the policy is refused
-
-
-def test_a_pod_that_is_drained_is_not_counted_whatever_its_status():
-    policy = of_kind(rendered(*PLAIN, *BUCKET), "Job")["spec"]["podFailurePolicy"]
-    first = next(rule for rule in policy["rules"] if "onPodConditions" in rule or rule["action"] == "Count")
-
-    assert first["action"] == "Ignore"
-    assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def test_all_pods_know_pod_0_by_a_name_that_stays():
@@ -171,14 +159,6 @@ def test_kubeflow_trainer_sets_the_variables_of_torchrun_itself():
     assert train_job["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 8}
     assert train_job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert pod_of(manifests)["containers"][0]["name"] == "node"  # Trainer looks for this one
-
-
-def test_the_last_save_has_the_time_that_the_configuration_declares():
-    pod = pod_of(rendered(*PLAIN, *BUCKET, "--interrupt.save_s", "240"))
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-
-    assert pod["terminationGracePeriodSeconds"] == 240 + 30
-    assert volumes["shm"]["emptyDir"]["sizeLimit"] == "16Gi"  # of eight processes
 
 
 def test_the_pod_fits_the_restricted_standard():
@@ -263,23 +243,15 @@ def test_bad_input_is_one_message_and_no_manifest():
     assert ("--namespace" in both, "--queue" in both) == (True, True)
 
 
-def test_without_a_kind_it_says_which_there_are():
-    result = CliRunner().invoke(main, ["render", str(DIGITS), "--image", IMAGE])
-
-    assert "give --kubernetes for an Indexed Job, or --trainjob" in result.stderr
-
-
-def test_an_image_without_digest_is_warned_about():
+def test_an_image_without_digest_is_warned_about_and_a_missing_kind_named():
     with_digest = run(*PLAIN, *BUCKET, "--service-account", "trainer")
-    without = run(*PLAIN, *BUCKET, "--image", "ghcr.io/you/trainer:1")
+    without = run(*PLAIN, "--claim", "results:runs", "--image", "ghcr.io/you/trainer:1")  # and no bucket
+    without_kind = CliRunner().invoke(main, ["render", str(DIGITS), "--image", IMAGE])
 
     assert with_digest.stderr == ""
     assert without.exit_code == 0
     assert "warning: --image = 'ghcr.io/you/trainer:1': has no digest" in without.stderr
-
-
-def test_a_shared_volume_does_instead_of_a_bucket():
-    rendered(*PLAIN, "--claim", "results:runs")
+    assert "give --kubernetes for an Indexed Job, or --trainjob" in without_kind.stderr
 
 
 def test_the_configuration_and_own_code_lie_in_the_pod_as_they_lie_here(tmp_path):
@@ -328,29 +300,27 @@ def test_more_than_a_config_map_holds_is_refused_with_what_to_do(tmp_path):
     assert "large.toml 1,04" in result.stderr
 
 
-def test_files_of_one_name_keep_apart():
+def test_a_name_is_made_of_the_run_directory_and_files_of_one_name_keep_apart():
     first = sources.key_of("a/b.py", set())
 
+    assert (default_name("runs/7 LLaMA_8b.v2"), default_name("runs/42")) == ("llama-8b-v2", "")
     assert sources.key_of("a_b.py", set()) == first
     assert sources.key_of("a_b.py", {first}) != first
 
 
-def test_variables_of_the_cluster_are_not_put_into_arguments():
-    pod = pod_of(rendered(*PLAIN, *BUCKET, "--model.options", '{text = "$(HOME)"}'))
+def test_overrides_are_arguments_as_they_are_written_and_the_last_save_has_its_time():
+    words = ("--interrupt.save_s", "240", "--optimizer.learning_rate", "1e-3")
+    text = run(
+        *(*PLAIN, *BUCKET, *words, "--node-selector", "rack=098", "--model.options", '{text = "$(HOME)"}')
+    ).stdout
+    pod = pod_of(list(yaml.safe_load_all(text)))
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
-    assert pod["containers"][0]["args"][-1] == '{text = "$$(HOME)"}'
-
-
-def test_a_text_that_a_cluster_would_read_as_a_number_is_quoted():
-    text = run(*PLAIN, *BUCKET, "--optimizer.learning_rate", "1e-3", "--node-selector", "rack=098").stdout
-
-    assert "- '1e-3'\n" in text
+    assert "- '1e-3'\n" in text  # a cluster would read these as numbers, and put in the variable
     assert "rack: '098'\n" in text
-
-
-def test_a_name_is_made_of_the_run_directory():
-    assert default_name("runs/7 LLaMA_8b.v2") == "llama-8b-v2"
-    assert default_name("runs/42") == ""
+    assert pod["containers"][0]["args"][-1] == '{text = "$$(HOME)"}'
+    assert pod["terminationGracePeriodSeconds"] == 240 + 30
+    assert volumes["shm"]["emptyDir"]["sizeLimit"] == "16Gi"  # of eight processes
 
 
 def test_a_claim_is_the_folder_data_unless_another_is_named():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from gpu_fleet_jobs.launch.network import control_environment, environment
 from gpu_fleet_jobs.launch.rendezvous import Rendezvous
 from tests.image.metadata_server import Server, metadata_server
 from tests.training.ports import reserved_port
-from tests.training.programs import DIGITS, started
+from tests.training.programs import DIGITS, Program, started
 
 INSTANCE_FILE = """
 schema_version = 1
@@ -136,28 +137,22 @@ def test_every_instance_of_the_pool_meets_at_the_lowest_address_which_alone_host
     assert guest.output.strip().endswith(f"-m gpu_fleet start {config_file} --run.seed 7")
 
 
-def test_an_instance_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
-    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "absent.toml"))
-
+def test_an_instance_of_no_fleet_trains_alone(config_file):
     result = dry_run(config_file, "--nproc-per-node", "2")
 
     assert "--standalone" in result.output
     assert "--rdzv-endpoint" not in result.output
 
 
-def test_instances_of_another_pool_are_not_asked(pool, config_file):
-    other = members()[0]["InstanceId"]
+def test_instances_of_another_pool_are_not_asked_and_one_without_a_group_trains_alone(pool, config_file):
     ec2 = boto3.client("ec2", region_name="us-east-1")
-    ec2.create_tags(Resources=[other], Tags=[{"Key": "gpu-fleet:pool", "Value": "dev"}])
-
-    assert "--nnodes=2" in dry_run(config_file, "--nproc-per-node", "8").output
-
-
-def test_an_instance_without_a_group_trains_alone(pool, config_file):
-    ec2 = boto3.client("ec2", region_name="us-east-1")
+    tag = {"Key": "gpu-fleet:pool", "Value": "dev"}
+    ec2.create_tags(Resources=[members()[0]["InstanceId"]], Tags=[tag])
+    without_it = dry_run(config_file, "--nproc-per-node", "8")
     lone = ec2.run_instances(ImageId="ami-12345678", InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)
     speak(pool, lone["Instances"][0])
 
+    assert "--nnodes=2" in without_it.output
     assert "--standalone" in dry_run(config_file, "--nproc-per-node", "8").output
 
 
@@ -180,6 +175,7 @@ def test_an_instance_that_leaves_is_left_out_and_starts_nothing_itself(pool, con
 
 
 def test_a_missing_member_is_counted_instead_of_left_out():
+    assert in_order(["10.0.0.10", "10.0.0.9"]) == ["10.0.0.9", "10.0.0.10"]  # by number
     instance = ThisInstance(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
     states = {"i-1": "InService", "i-2": "InService", "i-3": "Pending:Wait"}
     members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
@@ -216,10 +212,6 @@ def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, mo
 
     assert result.exit_code == 75
     assert "7 GPUs on this instance, the pool expects 8;" in result.output
-
-
-def test_addresses_are_ordered_by_number():
-    assert in_order(["10.0.0.10", "10.0.0.9"]) == ["10.0.0.9", "10.0.0.10"]
 
 
 def test_a_silent_metadata_service_is_named(instance_file, config_file, monkeypatch):
@@ -317,29 +309,24 @@ def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, monkeypat
     assert ended_by == []
 
 
-WRITES_RESULT = """
-import json, pathlib, sys
-pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": sys.argv[2]}))
-sys.exit(1)
-"""
-
-
-@pytest.mark.parametrize(("word", "status"), [("stopped", 85), ("finished", 1)])
-def test_a_run_that_saved_and_stopped_is_to_be_run_again_and_one_that_failed_stays_failed(
-    word, status, tmp_path
-):
-    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), word], {}, tmp_path) == status
-
-
-FAILS_FOR_GOOD = """
-import pathlib, sys, time
-pathlib.Path(sys.argv[1], "failure.json").write_text("{}")
+LEAVES_AND_WAITS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torchrun in a call of its store
+pathlib.Path(sys.argv[1], sys.argv[2]).write_text(sys.argv[3])
 time.sleep(100)
 """
 
 
-def test_torchrun_is_terminated_where_no_other_try_can_help(tmp_path):
-    assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
+@pytest.mark.parametrize(
+    ("file", "text", "status"),
+    [("failure.json", "{}", 65), ("result.json", '{"outcome": "stopped"}', 85)],
+    ids=["no other try can help", "the notice has stopped the peer"],
+)
+def test_torchrun_is_not_waited_for_where_all_is_over(file, text, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "LEAVE_S", 0.1)
+    command = [sys.executable, "-c", LEAVES_AND_WAITS, str(tmp_path), file, text]
+
+    assert launch.run(command, {}, tmp_path) == status
 
 
 IS_HELD = """
@@ -437,7 +424,10 @@ sys.exit(status)
 @on_any_number
 @pytest.mark.parametrize(
     ("word", "torchrun", "status"),
-    [("stopped", 0, 85), ("stopped", 1, 85), ("finished", 0, 0), ("failed", 1, 65), ("", 0, 75), ("", 1, 1)],
+    [
+        *(("stopped", 0, 85), ("stopped", 1, 85), ("failed", 1, 65)),
+        *(("finished", 0, 0), ("finished", 1, 1), ("", 0, 75), ("", 1, 1)),
+    ],
 )
 def test_what_the_ranks_leave_counts_whatever_the_clocks_say(*, word, torchrun, status, meeting, tmp_path):
     """An end without a result, such as by os._exit(0) in a user's code, does not count as finished."""
@@ -458,20 +448,6 @@ def test_the_word_of_an_earlier_launch_does_not_count_though_its_time_is_to_come
 
     assert launch.run([sys.executable, "-c", "raise SystemExit(1)", *meeting], {}, tmp_path) == 1
     assert launch.run([sys.executable, "-c", "raise SystemExit(0)", *meeting], {}, tmp_path) == 75
-
-
-STOPS_AND_WAITS = """
-import json, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torchrun in a call of its store
-pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": "stopped"}))
-time.sleep(100)
-"""
-
-
-def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "LEAVE_S", 0.1)
-
-    assert launch.run([sys.executable, "-c", STOPS_AND_WAITS, str(tmp_path)], {}, tmp_path) == 85
 
 
 def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):
@@ -501,17 +477,13 @@ def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):
     assert all("Train as CONFIG_FILE says" in text for text in said)
 
 
-def test_a_loss_that_is_no_number_is_not_tried_again(digits, forked, tmp_path):
-    overrides = (
-        "--data.path",
-        digits,
-        "--run.directory",
-        tmp_path / "run",
-        "--optimizer.learning_rate",
-        1e30,
-    )
+def trained_alone(digits: Path, run: Path, *overrides: object) -> AbstractContextManager[Program]:
+    places = ("--data.path", digits, "--run.directory", run)
+    return started("gpu_fleet", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *places, *overrides)
 
-    with started("gpu_fleet", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
+
+def test_a_loss_that_is_no_number_is_not_tried_again(digits, forked, tmp_path):
+    with trained_alone(digits, tmp_path / "run", "--optimizer.learning_rate", 1e30) as program:
         status = program.finish()
 
     assert status == 65, program.said
@@ -520,19 +492,9 @@ def test_a_loss_that_is_no_number_is_not_tried_again(digits, forked, tmp_path):
 
 
 def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
-    run = tmp_path / "run"
-    overrides = (
-        "--data.path",
-        digits,
-        "--run.directory",
-        run,
-        "--run.epochs",
-        500,
-        "--checkpoint.every_steps",
-        5,
-    )
+    run, long = tmp_path / "run", ("--run.epochs", 500, "--checkpoint.every_steps", 5)
 
-    with started("gpu_fleet", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
+    with trained_alone(digits, run, *long) as program:
         program.wait_for("event=checkpoint step=")
         program.process.send_signal(signal.SIGTERM)
         status = program.finish()

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from gpu_fleet import cli
 from gpu_fleet.core import exit_codes
 from gpu_fleet.core.errors import LaunchError
 from gpu_fleet_jobs.launch import rendezvous
-from gpu_fleet_jobs.launch.rendezvous import JOIN_TIMEOUT_S, Assignment, assignment, join
+from gpu_fleet_jobs.launch.rendezvous import JOIN_TIMEOUT_S, Assignment, Rendezvous, assignment, join
 from tests.training.programs import DIGITS, started
 
 VARIABLES = {
@@ -22,29 +23,12 @@ VARIABLES = {
 }
 
 
-class Clock:
-    """Time that passes only in pauses."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_the_variables_of_torchrun_are_the_assignment():
     assert assignment(VARIABLES) == Assignment(2, 1, "run-0.run", 29400, 8)
     assert assignment({}) is None
-
-
-@pytest.mark.parametrize("word", ["auto", "gpu"])
-def test_kubeflow_may_leave_the_number_of_processes_open(word):
-    found = assignment(VARIABLES | {"PET_NPROC_PER_NODE": word})
-
-    assert found.processes is None
+    for word in ("auto", "gpu"):  # Kubeflow may leave the number of processes open
+        found = assignment(VARIABLES | {"PET_NPROC_PER_NODE": word})
+        assert found == Assignment(2, 1, "run-0.run", 29400, None)
 
 
 @pytest.mark.parametrize(
@@ -62,29 +46,37 @@ def test_a_wrong_variable_is_named(name, value, message):
         assignment(VARIABLES | {name: value})
 
 
-def test_a_pod_waits_until_pod_0_is_there():
-    clock, refusals = Clock(), [OSError("refused")] * 70
+@pytest.fixture
+def joined() -> Callable[[int], tuple[Rendezvous | LaunchError, float]]:
+    """Return a function to what a pod joins after so many refusals, and the seconds, which pass in pauses."""
 
-    def address(_: Assignment) -> str:
-        if refusals:
-            raise refusals.pop()
-        return "10.0.0.2"
+    def join_after(refusals: int) -> tuple[Rendezvous | LaunchError, float]:
+        now, left = [0.0], iter([OSError("Name or service not known")] * refusals)
 
-    found = join(Assignment(2, 1, "run-0.run", 29400, 1), address=address, clock=clock, pause=clock.pause)
+        def address(_: Assignment) -> str:
+            for refusal in left:
+                raise refusal
+            return "10.0.0.2"
+
+        def pause(seconds: float) -> None:
+            now[0] += seconds
+
+        pod = Assignment(2, 1, "run-0.run", 29400, 1)
+        try:
+            return join(pod, address=address, clock=lambda: now[0], pause=pause), now[0]
+        except LaunchError as error:
+            return error, now[0]
+
+    return join_after
+
+
+def test_a_pod_waits_until_pod_0_is_there_but_not_for_ever(joined):
+    found, after_s = joined(70)
+    refused, waited_s = joined(10**6)
 
     assert (found.own_address, found.is_host, found.host) == ("10.0.0.2", False, "run-0.run")
-    assert clock.now == 70
-
-
-def test_a_pod_does_not_wait_for_ever():
-    clock = Clock()
-
-    def address(_: Assignment) -> str:
-        raise OSError("Name or service not known")
-
-    with pytest.raises(LaunchError, match="not reached in 900 s: Name or service not known"):
-        join(Assignment(2, 1, "run-0.run", 29400, 1), address=address, clock=clock, pause=clock.pause)
-    assert clock.now == JOIN_TIMEOUT_S
+    assert "not reached in 900 s: Name or service not known" in str(refused)
+    assert (after_s, waited_s) == (70, JOIN_TIMEOUT_S)
 
 
 def test_pod_0_takes_its_name_only_once_it_stands_for_this_pod():

@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -58,30 +59,32 @@ def parts(*, in_node):
     ]
 
 
-@pytest.mark.parametrize(
-    ("processes", "sizes"),
-    [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (16, [1, 2, 4, 8, 16])],
-)
-def test_an_instance_is_measured_on_1_2_4_8_and_all_of_its_gpus(processes, sizes):
-    assert command.sizes(processes) == sizes
+def test_an_instance_is_measured_on_1_2_4_8_and_all_of_its_gpus():
+    expected = {1: [1], 4: [1, 2, 4], 6: [1, 2, 4, 6], 8: [1, 2, 4, 8], 16: [1, 2, 4, 8, 16]}
 
-
-def test_storage_is_measured_once_by_a_whole_instance(alone, monkeypatch):
-    monkeypatch.setenv("PET_NNODES", "1")
-    monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
-
-    assert parts(in_node=True) == [(1, 1, False), (1, 2, False), (1, 4, True)]
+    assert {processes: command.sizes(processes) for processes in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("rank", "expected"), [("0", [(1, 1, False), (1, 2, False), (2, 2, True)]), ("1", [(2, 2, True)])]
+    ("nodes", "rank", "processes", "expected"),
+    [
+        ("1", "0", "4", [(1, 1, False), (1, 2, False), (1, 4, True)]),
+        ("2", "0", "2", [(1, 1, False), (1, 2, False), (2, 2, True)]),
+        ("2", "1", "2", [(2, 2, True)]),
+    ],
+    ids=["alone", "the first of two", "the second"],
 )
-def test_the_first_of_several_instances_measures_alone_before_all_meet(alone, monkeypatch, rank, expected):
-    monkeypatch.setenv("PET_NNODES", "2")
-    monkeypatch.setenv("PET_NODE_RANK", rank)
-    monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
-    monkeypatch.setattr(command, "join", lambda _: Rendezvous(2, "127.0.0.1", "127.0.0.1", rank == "0"))
+def test_the_first_instance_measures_alone_before_all_meet_and_storage_once_by_whole_instances(
+    *, nodes, rank, processes, expected, alone, monkeypatch
+):
+    names = {"NNODES": nodes, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1", "NPROC_PER_NODE": processes}
+    for name, value in names.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    monkeypatch.setattr(
+        command,
+        "join",
+        lambda _: Rendezvous(2, "127.0.0.1", "127.0.0.1", rank == "0") if nodes > "1" else None,
+    )
 
     assert parts(in_node=True) == expected
 
@@ -197,21 +200,23 @@ class Bucket:
     def __init__(self, refuses=""):
         self.objects, self.refuses = {}, refuses
 
-    def put(self, name, file):
+    def check(self):
         if self.refuses:
             raise CheckpointError(self.refuses)
+
+    def put(self, name, file):
+        self.check()
         self.objects[name] = file.read_bytes()
 
     def get(self, name, file):
-        if self.refuses:
-            raise CheckpointError(self.refuses)
+        self.check()
         file.write_bytes(self.objects[name])
 
     def remove_if_allowed(self, name):
         return self.objects.pop(name, None) is not None
 
 
-def test_the_bucket_takes_one_object_gives_it_back_and_keeps_nothing(tmp_path):
+def test_the_bucket_takes_one_object_gives_it_back_and_keeps_nothing_or_is_unknown_with_its_reason(tmp_path):
     bucket = Bucket()
 
     speeds = list(storage.bucket_speeds(bucket, tmp_path, 16 << 20))
@@ -220,14 +225,9 @@ def test_the_bucket_takes_one_object_gives_it_back_and_keeps_nothing(tmp_path):
     assert all(speed.value > 0 for speed in speeds)
     assert bucket.objects == {}
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("bucket", "why"), [(Bucket("AccessDenied"), "AccessDenied"), (None, "no bucket")])
-def test_a_bucket_that_refuses_is_unknown_with_its_reason(bucket, why, tmp_path):
-    speeds = list(storage.bucket_speeds(bucket, tmp_path, 1 << 20))
-
-    assert [speed.value for speed in speeds] == [None, None]
-    assert all(why in speed.note for speed in speeds)
+    for without, why in ((Bucket("AccessDenied"), "AccessDenied"), (None, "no bucket")):
+        speeds = list(storage.bucket_speeds(without, tmp_path, 1 << 20))
+        assert [(speed.value, why in speed.note) for speed in speeds] == [(None, True)] * 2
 
 
 def smaller(table):
@@ -256,17 +256,16 @@ def test_both_models_train_by_the_configurations_of_a_gpu(tmp_path):
     assert [len(seconds) for seconds in times] == [1, 1]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", ""])
-@pytest.mark.parametrize("ranks", [1, 8])
-def test_each_rank_has_the_same_work_at_every_size(dtype, ranks, tmp_path, monkeypatch):
+def test_each_rank_has_the_same_work_at_every_size(tmp_path, monkeypatch):
     monkeypatch.setattr("gpu_fleet_jobs.measure.workloads.write_tokens", lambda *_, **__: None)
 
-    for workload in workloads(dtype):
-        settings = workload.settings(ranks, tmp_path)
+    for dtype, ranks in product(("bf16", "fp16", ""), (1, 8)):
+        for workload in workloads(dtype):
+            settings = workload.settings(ranks, tmp_path / f"{dtype}-{ranks}")
 
-        assert settings.run.batch_size == workload.per_rank * ranks
-        assert settings.precision.dtype == (dtype or "fp32")
-        assert bool(workload.stands_for) == (not dtype)
+            assert settings.run.batch_size == workload.per_rank * ranks
+            assert settings.precision.dtype == (dtype or "fp32")
+            assert bool(workload.stands_for) == (not dtype)
 
 
 def measured(folder):

@@ -107,12 +107,9 @@ def test_samples_and_tokens_are_told_for_the_money_that_all_tries_cost():
     assert "samples per USD" not in time_lines(found, None, last)
 
 
-def test_a_run_without_a_time_record_yet_has_no_sums():
-    assert goodput([{"kind": "train", "step": 10}]) is None
-
-
-def test_the_start_of_the_process_counts():
+def test_the_start_of_the_process_counts_and_without_a_time_record_there_are_no_sums():
     assert 0 < time.time() - process_started_at_s() < 24 * 3600
+    assert goodput([{"kind": "train", "step": 10}]) is None
 
 
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens, tmp_path, monkeypatch):

@@ -40,18 +40,6 @@ class Noting(torch.nn.Linear):
         return super().forward(inputs)
 
 
-def decoder_flops_per_token(parameters: int, layers: int, width: int, length: int) -> float:
-    """Return the operations by the formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
-
-    Args:
-        parameters: N, the parameters in products: all except the embedding tables.
-        layers: L.
-        width: H times Q, heads times the size of a head.
-        length: T, tokens of a sequence.
-    """
-    return 6.0 * parameters + 12.0 * layers * width * length
-
-
 def test_a_model_is_counted_by_its_shapes_without_computing_anything():
     layer = Noting(16, 32, bias=False)
 
@@ -59,14 +47,9 @@ def test_a_model_is_counted_by_its_shapes_without_computing_anything():
     assert layer.called_with is FakeTensor
 
 
-def test_a_linear_layer_costs_six_operations_per_weight():
-    layer = torch.nn.Linear(16, 32, bias=False)
-
-    assert flops_per_sample(layer, torch.zeros(1, 16)) == 6 * 16 * 32
-
-
 @pytest.mark.parametrize("length", [32, 128])
 def test_counting_agrees_with_the_formula_of_palm(length):
+    """Appendix B, for a decoder: 6 N + 12 L H Q T, for N parameters in products and T tokens."""
     width, layers, vocabulary = 64, 3, 257
     facts = definitions.Facts(vocabulary=vocabulary, sequence_length=length)
     options = {"hidden_size": width, "layers": layers, "heads": 4}
@@ -75,8 +58,8 @@ def test_counting_agrees_with_the_formula_of_palm(length):
     counted = flops_per_sample(model, torch.zeros(1, length, dtype=torch.int64))
 
     looked_up = length * width  # the positions; the words are also the last layer
-    formula = decoder_flops_per_token(parameters(model) - looked_up, layers, width, length) * length
-    assert counted == pytest.approx(formula, rel=0.02)  # the formula counts biases and norms as products
+    formula = 6.0 * (parameters(model) - looked_up) + 12.0 * layers * width * length
+    assert counted == pytest.approx(formula * length, rel=0.02)  # it counts biases and norms as products
 
 
 def test_resnet50_costs_what_is_published():
@@ -118,28 +101,18 @@ def test_counting_leaves_the_model_and_the_generator_alone():
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-@pytest.mark.parametrize(
-    ("reported", "row"),
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H20", "H20"),
-        ("NVIDIA H100 80GB HBM3", "H100 80GB HBM3"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA A100-SXM4-40GB", "A100"),
-        ("NVIDIA A10G", "A10G"),
-        ("NVIDIA A10", "A10"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA L4", "L4"),
-        ("Tesla T4", "T4"),
-        ("Tesla V100-SXM2-16GB", "V100-SXM2"),
-        ("NVIDIA B200", "B200"),
-    ],
-)
-def test_a_gpu_is_known_by_the_name_that_cuda_reports(reported, row):
-    assert peak_of(reported, "fp16") == PEAKS[row].fp16 * 1e12
+def test_a_gpu_is_known_by_the_name_that_cuda_reports():
+    rows = {
+        **{f"NVIDIA {row}": row for row in ("H200", "H20", "H100 80GB HBM3", "H100 PCIe", "A10G", "A10")},
+        **{f"NVIDIA {row}": row for row in ("L40S", "L4", "B200")},
+        "NVIDIA A100-SXM4-40GB": "A100",
+        "Tesla T4": "T4",
+        "Tesla V100-SXM2-16GB": "V100-SXM2",
+    }
 
-
-def test_an_unknown_gpu_and_a_missing_format_have_no_peak():
+    assert {name: peak_of(name, "fp16") for name in rows} == {
+        name: PEAKS[row].fp16 * 1e12 for name, row in rows.items()
+    }
     assert peak_of("NVIDIA GeForce RTX 3090", "bf16") is None
     assert peak_of("Tesla T4", "bf16") is None
 
@@ -151,18 +124,6 @@ def test_utilisation_is_the_fraction_of_the_peak_of_all_devices():
 
     half_of_two_gpus = 989.5e12 / 6e6
     assert found.of(half_of_two_gpus) == pytest.approx(0.5)
-
-
-def test_every_writer_of_the_configuration_is_opened(tmp_path):
-    chosen = config.Metrics(tensorboard=True, progress=False, prometheus_file=str(tmp_path / "run.prom"))
-
-    writer = open_writers(chosen, tmp_path, steps=20)
-    writer.write(RECORD)
-    writer.close()
-
-    assert read_json_lines(tmp_path / "metrics.jsonl") == [RECORD]
-    assert "gpu_fleet_training_train_loss" in (tmp_path / "run.prom").read_text()
-    assert curves(tmp_path / "tensorboard") == {("train/loss", 10, 2.5)}
 
 
 def test_a_killed_run_costs_no_record_of_the_next(tmp_path):
@@ -203,8 +164,9 @@ def curves(folder: Path) -> set[tuple[str, int, float]]:
     return found
 
 
-def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
-    writer = open_writers(config.Metrics(tensorboard=True, progress=False), tmp_path, steps=20)
+def test_every_writer_of_the_configuration_is_opened_and_events_have_the_checksums_of_tensorboard(tmp_path):
+    chosen = config.Metrics(tensorboard=True, progress=False, prometheus_file=str(tmp_path / "run.prom"))
+    writer = open_writers(chosen, tmp_path, steps=20)
     writer.write(RECORD)
     writer.close()
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -215,40 +177,39 @@ def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
     again.close()
 
     assert (tmp_path / "again").read_bytes() == first
+    assert curves(tmp_path / "tensorboard") == {("train/loss", 10, 2.5)}
+    assert read_json_lines(tmp_path / "metrics.jsonl") == [RECORD]
+    assert "gpu_fleet_training_train_loss" in (tmp_path / "run.prom").read_text()
 
 
-def test_a_prometheus_file_that_no_exporter_would_read_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"the textfile collector reads only \*.prom"):
-        open_writers(config.Metrics(prometheus_file=str(tmp_path / "run.txt")), tmp_path, steps=20)
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("run.txt", r"the textfile collector reads only \*.prom"),
+        ("absent/run.prom", r"metrics.prometheus_file = .*absent/run.prom"),
+    ],
+)
+def test_a_prometheus_file_that_no_exporter_would_read_or_that_cannot_be_written_is_named(
+    file, message, tmp_path
+):
+    with pytest.raises(ConfigError, match=message):
+        open_writers(config.Metrics(prometheus_file=str(tmp_path / file)), tmp_path, steps=20)
 
 
-def test_an_unwritable_prometheus_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"metrics.prometheus_file = .*absent/run.prom"):
-        open_writers(
-            config.Metrics(prometheus_file=str(tmp_path / "absent" / "run.prom")), tmp_path, steps=20
-        )
-
-
-def test_the_prometheus_file_is_replaced_as_a_whole(tmp_path):
+def test_the_prometheus_file_is_replaced_as_a_whole_with_the_values_of_each_kind(tmp_path):
     writer = Prometheus(tmp_path / "run.prom", {"run": "first"})
     before = (tmp_path / "run.prom").stat().st_ino
 
     writer.write(RECORD)
-
-    assert (tmp_path / "run.prom").stat().st_ino != before
-    assert [file.name for file in tmp_path.iterdir()] == ["run.prom"]
-    assert (tmp_path / "run.prom").stat().st_mode & 0o777 == 0o644
-
-
-def test_values_of_different_kinds_stay_side_by_side(tmp_path):
-    writer = Prometheus(tmp_path / "run.prom", {"run": "first"})
-
-    writer.write(RECORD)
+    after = (tmp_path / "run.prom").stat().st_ino
     writer.write({"kind": "evaluation", "step": 10, "loss": 1.5})
 
     text = (tmp_path / "run.prom").read_text()
     assert 'gpu_fleet_training_train_loss{run="first"} 2.5\n' in text
     assert 'gpu_fleet_training_evaluation_loss{run="first"} 1.5\n' in text
+    assert after != before
+    assert [file.name for file in tmp_path.iterdir()] == ["run.prom"]
+    assert (tmp_path / "run.prom").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.fixture(scope="module")

@@ -27,26 +27,19 @@ from tests.image.metadata_server import metadata_server
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
-def test_no_notice_is_no_reason():
+def test_a_spot_notice_is_read_with_a_token_and_counts_however_it_is_worded():
     with metadata_service() as metadata:
-        assert AwsNotice(metadata.endpoint)() is None
-
-
-def test_a_spot_notice_is_read_with_a_token():
-    with metadata_service() as metadata:
+        notice = AwsNotice(metadata.endpoint)
+        before = notice()
         metadata.send_spot_notice()
+        reason, detail = notice() or (None, "")
+        metadata.answers["/latest/meta-data/spot/instance-action"] = "soon"
+        worded = notice()
 
-        reason, detail = AwsNotice(metadata.endpoint)() or (None, "")
-
+    assert before is AwsNotice("http://127.0.0.1:1")() is None  # nor is silence a reason
     assert reason is Reason.SPOT_NOTICE
     assert detail.startswith("spot terminate at 20")
-
-
-def test_a_notice_counts_however_it_is_worded():
-    with metadata_service() as metadata:
-        metadata.answers["/latest/meta-data/spot/instance-action"] = "soon"
-
-        assert AwsNotice(metadata.endpoint)() == (Reason.SPOT_NOTICE, "spot 'soon' at 'soon'")
+    assert worded == (Reason.SPOT_NOTICE, "spot 'soon' at 'soon'")
 
 
 def test_a_token_that_has_run_out_is_renewed():
@@ -92,23 +85,13 @@ def test_a_preemptible_instance_of_alibaba_cloud_is_notified_too():
     assert found == (Reason.SPOT_NOTICE, "spot release at 2026-11-21T08:05:00Z")
 
 
-def test_a_silent_metadata_service_is_no_reason():
-    assert AwsNotice("http://127.0.0.1:1")() is None
-
-
-def test_the_line_in_the_stop_file_is_the_detail(tmp_path):
+def test_the_line_in_the_stop_file_is_the_detail_however_it_is_written(tmp_path):
     (tmp_path / "stop").write_text("idle for 24 h\n")
+    (tmp_path / "odd").write_bytes("für immer".encode("latin-1"))
 
     assert stop_file(tmp_path / "stop") == (Reason.STOP_FILE, "idle for 24 h")
+    assert (stop_file(tmp_path / "odd") or (None,))[0] is Reason.STOP_FILE
     assert stop_file(tmp_path / "none") is None
-
-
-def test_a_stop_file_counts_however_it_is_written(tmp_path):
-    (tmp_path / "stop").write_bytes("für immer".encode("latin-1"))
-
-    reason, _ = stop_file(tmp_path / "stop") or (None, "")
-
-    assert reason is Reason.STOP_FILE
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", b"no HTTP\r\n\r\n"])
@@ -172,15 +155,22 @@ def test_a_signal_is_noted_and_the_old_handler_comes_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_sigterm_does_not_cut_the_last_save_off(first):
-    """Schedulers send it twice: once as a notice, and once at the time limit."""
+@pytest.mark.parametrize(
+    ("first", "then", "after_s"),
+    [
+        (signal.SIGTERM, signal.SIGTERM, 30.0),
+        (signal.SIGINT, signal.SIGTERM, 30.0),
+        (signal.SIGINT, signal.SIGINT, 0.0),  # the same key press, delivered twice
+    ],
+)
+def test_a_second_signal_does_not_cut_the_last_save_off(first, then, after_s):
+    """Schedulers send SIGTERM twice: once as a notice, and once at the time limit."""
     now = [100.0]
     with Interruption([], poll_s=1.0, clock=lambda: now[0]) as interruption:
         os.kill(os.getpid(), first)
         for _ in range(2):
-            now[0] += 30.0
-            os.kill(os.getpid(), signal.SIGTERM)
+            now[0] += after_s
+            os.kill(os.getpid(), then)
 
         assert interruption.reason is Reason[first.name]
 
@@ -193,14 +183,6 @@ def test_before_there_is_anything_to_save_a_notice_ends_the_process():
 
     assert ended.value.code == 85
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_same_key_press_delivered_twice_is_one_signal():
-    with Interruption([], poll_s=1.0, clock=lambda: 100.0) as interruption:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    assert interruption.reason is Reason.SIGINT
 
 
 def test_who_presses_the_key_again_does_not_wait(monkeypatch):

@@ -82,27 +82,23 @@ def test_weight_decay_spares_biases_and_norms_and_momentum_may_be_none():
     assert optimization.build_optimizer(model, plain).param_groups[0]["momentum"] == 0
 
 
-def test_an_exponential_average_follows_the_weights_at_its_rate():
-    model, settings = nn.Linear(1, 1, bias=False), config.Average(name="ema", decay=0.9)
-    nn.init.constant_(model.weight, 1.0)
-    average = optimization.build_average(model, settings)
-    optimization.update_average(average, model, settings, step=1)  # the first one is taken as it is
-
-    nn.init.constant_(model.weight, 2.0)
-    optimization.update_average(average, model, settings, step=2)
-
-    assert average.module.weight.item() == pytest.approx(0.9 * 1 + 0.1 * 2)
-
-
-def test_a_stochastic_average_is_the_mean_from_its_first_step_on():
-    model, settings = nn.Linear(1, 1, bias=False), config.Average(name="swa", start_step=2)
+@pytest.mark.parametrize(
+    ("settings", "values", "expected"),
+    [
+        (config.Average(name="ema", decay=0.9), (1.0, 2.0), 0.9 * 1 + 0.1 * 2),  # it begins with the first
+        (config.Average(name="swa", start_step=2), (100.0, 1.0, 2.0, 6.0), 3.0),
+    ],
+    ids=["exponential", "stochastic"],
+)
+def test_an_average_follows_the_weights_from_its_first_step_on(settings, values, expected):
+    model = nn.Linear(1, 1, bias=False)
     average = optimization.build_average(model, settings)
 
-    for step, value in ((1, 100.0), (2, 1.0), (3, 2.0), (4, 6.0)):
+    for step, value in enumerate(values, 1):
         nn.init.constant_(model.weight, value)
         optimization.update_average(average, model, settings, step)
 
-    assert average.module.weight.item() == pytest.approx(3.0)
+    assert average.module.weight.item() == pytest.approx(expected)
 
 
 def test_averaged_weights_are_measured_with_batch_norm_of_their_own(pictures, tmp_path):
@@ -185,32 +181,22 @@ def test_clipping_scales_all_gradients_to_the_limit_and_a_limit_of_zero_only_mea
     assert model.bias.grad.tolist() == [pytest.approx(0.8)]
 
 
-def test_accumulation_takes_the_step_of_the_whole_batch(tokens, tmp_path):
-    whole = changed(gpt_table(tokens, tmp_path / "whole"), run={"accumulation": 1})
-    parts = changed(gpt_table(tokens, tmp_path / "parts"), run={"accumulation": 4})
-
-    train_rank(whole)
-    train_rank(parts)
-
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=2e-5)
-
-
 @pytest.mark.parametrize(
-    ("options", "tolerance"),
+    ("saving", "tolerance"),
     [
-        ({"activation_checkpointing": True}, 1e-6),
-        ({"dtype": "tf32"}, 1e-6),  # no effect on a CPU, and no error
-        ({"dtype": "bf16"}, 0.02),  # 8 bits of mantissa
-        ({"dtype": "fp16"}, 0.005),  # 11 bits
+        ({"run": {"accumulation": 4}}, 2e-5),
+        ({"precision": {"activation_checkpointing": True}}, 1e-6),
+        ({"precision": {"dtype": "tf32"}}, 1e-6),  # no effect on a CPU, and no error
+        ({"precision": {"dtype": "bf16"}}, 0.02),  # 8 bits of mantissa
+        ({"precision": {"dtype": "fp16"}}, 0.005),  # 11 bits
     ],
-    ids=["activation checkpointing", "tf32", "bf16", "fp16"],
+    ids=["accumulation", "activation checkpointing", "tf32", "bf16", "fp16"],
 )
-def test_memory_savings_learn_the_same(options, tolerance, tokens, tmp_path):
-    table = gpt_table(tokens, tmp_path / "plain")
-    saving = changed(table, run={"directory": str(tmp_path / "saving")}, precision=options)
+def test_memory_savings_learn_the_same(saving, tolerance, tokens, tmp_path):
+    table = changed(gpt_table(tokens, tmp_path / "plain"), run={"accumulation": 1})
 
     train_rank(table)
-    train_rank(saving)
+    train_rank(changed(changed(table, **saving), run={"directory": str(tmp_path / "saving")}))
 
     assert losses(tmp_path / "saving") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
 
@@ -260,36 +246,22 @@ def test_weights_of_another_shape_are_refused_by_name(tokens, tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "inputs", "shape"),
-    [
-        ("resnet50", {}, torch.zeros(1, 3, 32, 32, dtype=torch.uint8), (1, 5)),
-        ("resnet_small", {"widths": [4, 8]}, torch.zeros(2, 3, 8, 8, dtype=torch.uint8), (2, 5)),
-        (
-            "bert",
-            {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8},
-            torch.tensor([[3, 4, 0]]),
-            (1, 5),
-        ),
-        (
-            "gpt",
-            {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8},
-            torch.tensor([[3, 4, 5]]),
-            (1, 3, 11),
-        ),
-        ("gpt2", {"hidden_size": 8, "layers": 1, "heads": 2}, torch.tensor([[3, 4, 5]]), (1, 3, 11)),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_every_model_gives_logits(name, options, inputs, shape):
-    facts = definitions.Facts(classes=5, vocabulary=11, sequence_length=3)
-    model = registry.build(name, options, facts, registry.REGISTRY[name].data[0]).eval()
+def test_every_model_gives_logits():
+    sizes = {"hidden_size": 8, "layers": 1, "heads": 2}
+    pixels, ids = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([[3, 4, 0]])
+    for name, options, inputs, shape in [
+        ("resnet50", {}, pixels, (2, 5)),
+        ("resnet_small", {"widths": [4, 8]}, pixels, (2, 5)),
+        ("bert", {**sizes, "intermediate_size": 8}, ids, (1, 5)),
+        ("gpt", {**sizes, "intermediate_size": 8}, ids, (1, 3, 11)),
+        ("gpt2", sizes, ids, (1, 3, 11)),
+    ]:
+        facts = definitions.Facts(classes=5, vocabulary=11, sequence_length=3)
+        model = registry.build(name, options, facts, registry.REGISTRY[name].data[0]).eval()
 
-    with torch.no_grad():
-        logits = model(inputs)
-
-    assert tuple(logits.shape) == shape
-    assert registry.blocks(model, name)
+        with torch.no_grad():
+            assert tuple(model(inputs).shape) == shape, name
+        assert registry.blocks(model, name), name
 
 
 def test_bert_takes_no_notice_of_padding():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_fleet.trainer import loop
-from tests.training.examples import changed, gpt_table, train_on, train_rank
+from tests.training.examples import changed, gpt_table, interrupted, train_on, train_rank
 from tests.training.proofs import by_proof
 
 HERE = "tests.training.step.test_own_optimizer"
@@ -64,15 +64,7 @@ def table_of(tokens: Path, directory: Path, kind: str, **parallel: str) -> dict[
     ],
 )
 def test_what_an_optimizer_keeps_in_its_groups_is_resumed(kind, strategy, tokens, tmp_path):
-    stopped, straight = (
-        table_of(tokens, tmp_path / name, kind, strategy=strategy) for name in ("stopped", "straight")
-    )
-
-    train_on(2, stopped, stop_at=3)
-    resumed = train_on(2, stopped)
-
-    assert resumed["resumed_from_step"] == 3
-    assert resumed["parameters_sha256"] == train_on(2, straight)["parameters_sha256"]
+    interrupted(2, lambda run: table_of(tokens, tmp_path / run, kind, strategy=strategy), stop_at=3)
 
 
 def test_a_save_takes_no_step_of_an_optimizer_that_has_no_moments(tokens, tmp_path):

@@ -13,13 +13,12 @@ import pytest
 from botocore.utils import ContainerMetadataFetcher
 
 from gpu_fleet.core import exit_codes
-from gpu_fleet.core.errors import CheckpointError
 from gpu_fleet_jobs.submitted import queued
 from gpu_fleet_jobs.submitted.queued import QueuedJob, directory_of
 from gpu_fleet_jobs.submitted.reporter import Reporter, places, sent_bytes
 from tests.image.metadata_server import metadata_server
 from tests.ran import executable
-from tests.training.submitted.test_submitted import Bucket
+from tests.training.submitted.test_submitted import Bucket, log_of
 
 # What another user writes where the job's own comment is looked for.
 FORGED = " Comment=gpu-fleet:failed-on=i-7,i-8,i-9"
@@ -111,12 +110,14 @@ def test_exit_codes_decide_whether_the_queue_runs_a_job_again(srun, tmp_path, co
         ("gpu-fleet:failed-on=i-1", 85, "gpu-fleet:failed-on=i-1,i-2"),
         (f"mine{FORGED}", 85, "gpu-fleet:failed-on=i-2"),
         ("gpu-fleet:failed-on=i-1,-", exit_codes.FAILED_PERHAPS, None),
+        ("gpu-fleet:failed-on=i-1,i-2", exit_codes.STOPPED, None),  # stops of the cloud use up no tries
     ],
 )
 def test_what_may_pass_is_tried_three_times_and_each_try_names_its_instance(
     srun, tmp_path, before, ends, comment
 ):
-    srun(f"echo '{BAD.format(node='i-2', code=75)}' >&2; exit {exit_codes.FAILED_PERHAPS}")
+    code = exit_codes.STOPPED if ends == exit_codes.STOPPED and not comment else exit_codes.FAILED_PERHAPS
+    srun(f"echo '{BAD.format(node='i-2', code=75)}' >&2; exit {code}")
     slurm = Slurm(before)
 
     assert job(slurm, Bucket(), tmp_path).run() == ends
@@ -167,14 +168,6 @@ def test_a_job_whose_credentials_endpoint_is_down_runs_and_says_so(
 
 def test_bytes_that_are_no_text_end_no_run():
     assert queued.slurm("printf", r"\377") == "\ufffd"
-
-
-def test_stops_of_the_cloud_use_up_no_tries(srun, tmp_path):
-    srun(f"exit {exit_codes.STOPPED}")
-    slurm = Slurm("gpu-fleet:failed-on=i-1,i-2")
-
-    assert job(slurm, Bucket(), tmp_path).run() == exit_codes.STOPPED
-    assert slurm.calls == []
 
 
 @pytest.mark.parametrize(
@@ -236,7 +229,7 @@ def test_a_cancelled_run_saves_before_slurm_ends_the_job(srun, tmp_path, monkeyp
     assert bucket.state["phase"] == "cancelled"
 
 
-def test_the_log_continues_where_the_try_before_stopped(tmp_path):
+def test_the_log_continues_where_the_try_before_stopped_or_is_sent_whole_where_nothing_is_listed(tmp_path):
     bucket = Bucket()
     file = tmp_path / "log"
     file.write_text("one\n")
@@ -245,16 +238,9 @@ def test_the_log_continues_where_the_try_before_stopped(tmp_path):
 
     Reporter(bucket, sent_bytes=sent_bytes(bucket)).send(file)
 
-    parts = [bucket.objects[name] for name in sorted(bucket.objects)]
-    assert parts == [b"one\n", b"two\n"]
-
-
-def test_a_bucket_that_does_not_list_gets_the_whole_log_again():
-    class Silent:
-        def sizes(self, folder: str) -> dict[str, int]:
-            raise CheckpointError(folder)
-
-    assert sent_bytes(Silent()) == 0
+    assert log_of(bucket) == [b"one\n", b"two\n"]
+    bucket.silent = True
+    assert sent_bytes(bucket) == 0
 
 
 def test_the_directory_of_a_run_is_that_of_its_configuration_with_its_overrides(tmp_path):

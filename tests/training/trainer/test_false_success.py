@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -21,7 +22,7 @@ from gpu_fleet.core.errors import CheckpointError, UnreadableError
 from gpu_fleet.core.exit_codes import FAILED_FOR_GOOD
 from gpu_fleet.step import checks
 from tests.training.commands import tried_alone
-from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
+from tests.training.examples import changed, few_digits, gpt_table, interrupted, resnet_table, train_on
 from tests.training.ranks import run_ranks
 
 HERE = "tests.training.trainer.test_false_success"
@@ -57,11 +58,7 @@ def followed(pictures: Path, directory: Path, strategy: str = "ddp", **run: Any)
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_each_rank_resumes_with_its_own_buffers(strategy, pictures, tmp_path):
-    straight, broken = (followed(pictures, tmp_path / name, strategy) for name in ("straight", "broken"))
-
-    train_on(2, broken, stop_at=3)
-
-    assert train_on(2, broken)["parameters_sha256"] == train_on(2, straight)["parameters_sha256"]
+    interrupted(2, lambda run: followed(pictures, tmp_path / run, strategy), stop_at=3)
 
 
 def test_an_evaluation_changes_no_later_step(pictures, tmp_path):
@@ -87,33 +84,22 @@ class Phase(Enum):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [deque([1]), Note(1.0), Phase.FIRST, torch.Generator(), lambda: 1],
-    ids=lambda v: type(v).__name__,
+    ("value", "kind"),
+    [
+        *((value, type(value).__name__) for value in (deque([1]), Note(1.0), Phase.FIRST, lambda: 1)),
+        (torch.Generator(), "Generator"),
+        (torch.eye(2).to_sparse(), "sparse tensor"),
+        (torch.zeros(2, device="meta"), "meta tensor"),
+        (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "nested tensor"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value):
+def test_a_value_that_no_checkpoint_gives_back_is_named_with_its_place(value, kind):
     with pytest.raises(UnreadableError) as caught:
         plain({"state": {0: {"kept": value}}}, "optimizer.name = 'mine:Own'")
 
-    assert str(caught.value).startswith(
-        f"optimizer.name = 'mine:Own': its state_dict holds a {type(value).__name__} at ['state'][0]['kept']"
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "tensor"),
-    [
-        ("sparse", torch.eye(2).to_sparse()),
-        ("meta", torch.zeros(2, device="meta")),
-        ("nested", torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])),
-    ],
-    ids=["sparse", "meta", "nested"],
-)
-def test_a_tensor_without_dense_values_is_named_with_its_place(kind, tensor):
-    with pytest.raises(
-        UnreadableError, match=rf"its state_dict holds a {kind} tensor at \['kept'\], which a"
-    ):
-        plain({"kept": tensor}, "Run(optimizer=...)")
+    said = f"optimizer.name = 'mine:Own': its state_dict holds a {kind} at ['state'][0]['kept']"
+    assert str(caught.value).startswith(said)
 
 
 class Remembering(torch.optim.SGD):
@@ -131,11 +117,7 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused_after_its_first_step(str
     table = changed(gpt_table(tokens, tmp_path / "run"), parallel={"strategy": strategy})
     table["optimizer"] = {"name": f"{HERE}:Remembering", "learning_rate": 0.1}
 
-    status, heard = tried_alone(table, tmp_path)
-
-    assert status == FAILED_FOR_GOOD
-    assert f"optimizer.name = '{HERE}:Remembering': its state_dict holds a deque" in heard
-    assert local.steps(tmp_path / "run/checkpoints") == []
+    refused(table, f"optimizer.name = '{HERE}:Remembering': its state_dict holds a deque")
 
 
 def test_a_loop_whose_optimizer_cannot_be_resumed_ends_with_its_first_step(tmp_path):
@@ -160,13 +142,21 @@ def detached_loss(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1]).detach().requires_grad_()
 
 
+def refused(table: dict[str, Any], message: str, saved: Sequence[int] = ()) -> str:
+    """Train, which is to end for good with this message and these checkpoints; return all that is said."""
+    run = Path(table["run"]["directory"])
+
+    status, heard = tried_alone(table, run.parent)
+
+    assert (status, message in heard) == (FAILED_FOR_GOOD, True), heard
+    assert local.steps(run / "checkpoints") == list(saved)
+    return heard
+
+
 def test_steps_without_a_gradient_are_refused(pictures, tmp_path):
     table = changed(resnet_table(pictures, tmp_path / "run"), loss={"name": f"{HERE}:detached_loss"})
 
-    status, heard = tried_alone(table, tmp_path)
-
-    assert status == FAILED_FOR_GOOD
-    assert "no parameter has a gradient after the first step" in heard
+    refused(table, "no parameter has a gradient after the first step")
 
 
 class WithList(Followed):
@@ -184,11 +174,7 @@ def test_a_model_that_hides_a_layer_in_a_list_is_refused_at_the_first_step(pictu
     table = followed(pictures, tmp_path / "run")
     table["model"]["name"] = f"{HERE}:WithList"
 
-    status, heard = tried_alone(table, tmp_path)
-
-    assert status == FAILED_FOR_GOOD
-    assert f"model.name = '{HERE}:WithList': others holds parameters that get gradients" in heard
-    assert local.steps(tmp_path / "run/checkpoints") == []
+    refused(table, f"model.name = '{HERE}:WithList': others holds parameters that get gradients")
 
 
 @pytest.mark.parametrize("detached", [True, False])
@@ -273,58 +259,43 @@ def test_an_average_that_is_not_finite_is_neither_exported_nor_a_success(picture
     table = followed(pictures, tmp_path / "run") | {"average": {"name": "ema", "batch_norm_batches": 2}}
     table["model"]["name"] = f"{HERE}:OneBad"
 
-    status, heard = tried_alone(table, tmp_path)
+    heard = refused(table, "are no finite numbers in the averaged model of step 6", saved=[6])
 
-    assert status == FAILED_FOR_GOOD
-    assert "are no finite numbers in the averaged model of step 6" in heard
     assert "the first is norm.running_mean" in heard
     assert not (tmp_path / "run/model").exists()
-    assert local.steps(tmp_path / "run/checkpoints") == [6]
-
-
-class Forgetful(CheckpointStore):
-    """A bucket whose upload fails with an unexpected error, or that loses the upload."""
-
-    error: Exception | None = KeyError("ETag")
-
-    def upload_files(self, *_: Any) -> None:
-        if self.error:
-            raise self.error
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("upload", "words"),
     [
-        (KeyError("ETag"), "step 1 cannot be uploaded: KeyError: 'ETag'"),
-        (None, "step 1 is not whole after its upload: state.pt"),
+        (Mock(side_effect=KeyError("ETag")), "step 1 cannot be uploaded: KeyError: 'ETag'"),
+        (Mock(), "step 1 is not whole after its upload: state.pt"),
     ],
 )
-def test_a_checkpoint_that_is_not_in_the_bucket_is_no_success(error, words, bucket, tmp_path):
-    store = Forgetful(URI)
-    store.error = error
-    saver = Saver(tmp_path, store, keep=1)
+def test_a_checkpoint_that_is_not_in_the_bucket_is_no_success(upload, words, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(CheckpointStore, "upload_files", upload)
+    saver = Saver(tmp_path, CheckpointStore(URI), keep=1)
     saver.save(local.Manifest(1, "model", 1), {})
 
     with pytest.raises(CheckpointError, match=words):
         saver.close()
 
 
-def test_a_save_that_fails_in_a_way_nobody_expects_is_reported(tmp_path):
+@pytest.mark.parametrize(
+    ("value", "kind", "message", "left"),
+    [
+        (lambda: 1, CheckpointError, "step 1 cannot be written", []),
+        (Path(), UnreadableError, "what was saved cannot be read again", ["step-1.unreadable"]),
+    ],
+)
+def test_a_save_that_fails_or_that_a_restore_would_refuse_is_reported(value, kind, message, left, tmp_path):
     saver = Saver(tmp_path, None, keep=1)
-    saver.save(local.Manifest(1, "model", 1), {"kept": lambda: 1})
+    saver.save(local.Manifest(1, "model", 1), {"kept": value})
 
-    with pytest.raises(CheckpointError, match="step 1 cannot be written"):
+    with pytest.raises(kind, match=message):
         saver.close()
 
-
-def test_a_first_save_that_a_restore_would_refuse_ends_for_good(tmp_path):
-    saver = Saver(tmp_path, None, keep=1)
-    saver.save(local.Manifest(1, "model", 1), {"path": Path()})
-
-    with pytest.raises(UnreadableError, match="what was saved cannot be read again"):
-        saver.close()
-
-    assert [path.name for path in tmp_path.iterdir()] == ["step-1.unreadable"]
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".tmp")] == left
 
 
 def test_a_run_whose_checkpoint_is_gone_from_the_bucket_at_its_end_does_not_finish(

@@ -8,7 +8,6 @@ import pickle
 import re
 import signal
 import threading
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,11 @@ import psutil
 import pytest
 
 import gpu_fleet.trainer.initial_state
-from gpu_fleet.core import config
-from gpu_fleet.core.world import world
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.records import read_json_lines
-from gpu_fleet.preemption.interrupt import Interruption
 from gpu_fleet.preemption.watchdog import Watchdog
 from gpu_fleet.trainer import loop
-from tests.training.examples import changed, gpt_table, train_on, write_tokens
+from tests.training.examples import changed, gpt_table, train_on, train_rank, write_tokens
 from tests.training.ranks import run_ranks
 
 
@@ -42,28 +38,19 @@ def test_the_chosen_steps_are_traced_once_for_all_ranks(table, tmp_path):
     assert any("AdamW" in str(name) for name in names)
 
 
-def test_every_record_says_how_much_memory_was_used(table, tmp_path):
-    train_on(1, table)
-
-    records = read_json_lines(tmp_path / "run" / "metrics.jsonl")
-    used_gib = [record["memory_gib"] for record in records if record["kind"] == "train"]
-    assert len(used_gib) == 4
-    assert all(0.01 < used < 100 for used in used_gib)
-
-
-def test_records_say_what_part_of_a_known_peak_is_reached(table, tmp_path):
+def test_every_record_says_how_much_memory_was_used_and_what_part_of_a_known_peak(table, tmp_path):
     run_ranks(peak_rank, 1, table)
 
     records = [r for r in read_json_lines(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    assert len(records) == 4
+    assert all(0.01 < record["memory_gib"] < 100 for record in records)
     assert all(record["mfu"] == pytest.approx(record["samples_per_s"] * 3e6 / 1e9) for record in records)
 
 
 def peak_rank(table: dict[str, Any]) -> None:
     """Train on this rank as on a device of 1 GFLOP/s, with 3 MFLOP a sample."""
     gpu_fleet.trainer.initial_state.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
-    settings = config.from_table(table, "test")
-    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
-        loop.train(settings, where, interruption)
+    train_rank(table)
 
 
 def test_every_instance_of_a_run_finds_its_result(table, tmp_path):
@@ -79,10 +66,7 @@ def test_every_instance_of_a_run_finds_its_result(table, tmp_path):
 def instance_rank(table: dict[str, Any]) -> dict[str, Any]:
     """Train on this rank as on an instance without other ranks."""
     rank, os.environ["LOCAL_RANK"] = os.environ["RANK"], "0"
-    own = changed(table, run={"directory": f"{table['run']['directory']}/instance-{rank}"})
-    settings = config.from_table(own, "test")
-    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
-        return asdict(loop.train(settings, where, interruption))
+    return train_rank(changed(table, run={"directory": f"{table['run']['directory']}/instance-{rank}"}))
 
 
 def test_a_loss_that_is_no_number_ends_all_ranks_with_rank_and_step(table):
@@ -95,9 +79,7 @@ def diverging_rank(table: dict[str, Any]) -> None:
     real, calls = loop.mean_loss, itertools.count(1)
     if os.environ["RANK"] == "1":
         loop.mean_loss = lambda *tensors: real(*tensors) * (math.nan if next(calls) > 4 else 1)
-    settings = config.from_table(table, "test")
-    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
-        loop.train(settings, where, interruption)
+    train_rank(table)
 
 
 def test_a_rank_that_hangs_and_those_that_wait_for_it_end_and_leave_their_stacks(table, tmp_path):
@@ -138,9 +120,7 @@ def hang_rank(table: dict[str, Any]) -> None:
     else:
         process_id.with_suffix(".new").write_text(str(os.getpid()))
         process_id.with_suffix(".new").rename(process_id)
-    settings = config.from_table(table, "test")
-    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
-        loop.train(settings, where, interruption)
+    train_rank(table)
 
 
 def test_a_stopped_rank_is_named_by_the_one_that_waits_for_it(table, tmp_path):
@@ -167,6 +147,4 @@ def stopped_rank(table: dict[str, Any]) -> None:
     loop.SOONER = LIMIT_S / PATIENT_S
     if os.environ["RANK"] == "1":
         loop.mean_loss = stopping_loss
-    settings = config.from_table(table, "test")
-    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
-        loop.train(settings, where, interruption)
+    train_rank(table)

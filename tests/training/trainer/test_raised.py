@@ -82,18 +82,11 @@ def test_what_own_code_raises_is_one_line_with_its_place(where, error, place):
 
 def test_a_rank_whose_disk_fails_says_where_and_may_be_tried_again(place):
     """The other rank loses its peer, which may be retried too."""
-    error = "OSError(5, 'Input/output error') if os.environ['RANK'] == '1' else None"
-    folder = place("import os\n" + PLACES["model"].replace("raise {error}", f"error = {error}") + "")
-    text = (folder / "mine.py").read_text()
-    (folder / "mine.py").write_text(
-        text.replace(
-            "        return super().forward(batch)",
-            "            if error:\n                raise error\n        return super().forward(batch)",
-        )
-    )
-    table = table_of(folder, {"run": {"steps": 40}})
+    fails = PLACES["model"].format(error="OSError(5, 'Input/output error')")
+    fails = fails.replace("if self.calls > 5:", "if self.calls > 5 and os.environ['RANK'] == '1':")
+    folder = place("import os\n" + fails)
 
-    (first, _), (second, said) = run_ranks(tried_in, 2, folder, table)
+    (first, _), (second, said) = run_ranks(tried_in, 2, folder, table_of(folder, {"run": {"steps": 40}}))
 
     assert (first, second) == (75, 75)
     assert "error: rank 1: OSError: [Errno 5] Input/output error (mine.py:" in said
@@ -139,26 +132,16 @@ def raised_from(cause: Exception) -> Exception:
     class NoConnectionError(OSError):
         pass
 
-    try:
-        try:
-            raise cause
-        except OSError as error:
-            raise LookupError("no pool") from error
-    except LookupError as error:
-        try:
-            raise NoConnectionError("https://example.com") from error
-        except NoConnectionError as wrapped:
-            return wrapped
-
-
-def test_what_lies_behind_the_error_of_a_library_counts():
-    assert may_pass(raised_from(ConnectionRefusedError(111, "refused")))
-    assert not may_pass(raised_from(FileNotFoundError(2, "no such file")))
+    wrapped, pool = NoConnectionError("https://example.com"), LookupError("no pool")
+    pool.__cause__, wrapped.__cause__ = cause, pool
+    return wrapped
 
 
 @pytest.mark.timeout(20)
-def test_an_error_that_is_its_own_cause_has_no_other_behind_it():
+def test_what_lies_behind_the_error_of_a_library_counts():
     missing = FileNotFoundError(2, "no such file")
-    missing.__cause__ = missing  # as `raise error from error` leaves it
 
+    assert may_pass(raised_from(ConnectionRefusedError(111, "refused")))
+    assert not may_pass(raised_from(missing))
+    missing.__cause__ = missing  # as `raise error from error` leaves it
     assert not may_pass(missing)

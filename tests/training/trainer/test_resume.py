@@ -20,6 +20,7 @@ from tests.training.examples import (
     changed,
     few_digits,
     gpt_table,
+    interrupted,
     killed_rank,
     resnet_table,
     train_on,
@@ -50,15 +51,7 @@ def straight(pictures, tmp_path_factory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("steps", [2, STEPS_AN_EPOCH], ids=["mid-epoch", "at the boundary"])
 def test_an_interruption_changes_no_bit(steps, straight, pictures, tmp_path):
-    table = table_of(pictures, tmp_path)
-
-    stopped = train_on(2, table, stop_at=steps)
-    resumed = train_on(2, table)
-
-    assert (stopped["outcome"], stopped["reason"]) == ("stopped", "stop-file")
-    assert resumed["resumed_from_step"] == stopped["step"] == steps
-    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
-    assert resumed["metric"] == straight["metric"]
+    interrupted(2, lambda _: table_of(pictures, tmp_path), steps, straight)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +69,7 @@ def test_what_the_ranks_exchange_is_resumed_too(*, size, powersgd_rank, steps, t
             gpt_table(tokens, tmp_path / name, steps + 3), run=run, parallel={"powersgd_rank": powersgd_rank}
         )
 
-    straight = train_on(size, table("straight"))
-    train_on(size, table("interrupted"), stop_at=steps)
-    resumed = train_on(size, table("interrupted"))
-
-    assert resumed["resumed_from_step"] == steps
-    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+    interrupted(size, table, stop_at=steps)
 
 
 def test_a_kill_inside_accumulation_changes_no_bit(straight, pictures, tmp_path):
@@ -168,12 +156,7 @@ def test_a_layout_of_its_own_is_resumed_without_changing_a_bit(pictures, tmp_pat
     def table(name: str) -> dict[str, Any]:
         return changed(resnet_table(pictures, tmp_path / name, steps=4), precision={"channels_last": True})
 
-    straight = train_rank(table("straight"))
-    train_rank(table("interrupted"), stop_at=2)
-    resumed = train_rank(table("interrupted"))
-
-    assert resumed["resumed_from_step"] == 2
-    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+    interrupted(1, table, stop_at=2)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
