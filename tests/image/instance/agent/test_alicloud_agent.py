@@ -124,30 +124,24 @@ def test_a_spot_notice_says_until_when_with_no_further_call_or_is_reported(cloud
         listening.find()
 
 
-def test_the_cloud_is_asked_for_group_and_mark_every_two_minutes_the_metadata_service_each_time(
-    cloud, listening
-):
+def test_the_cloud_is_asked_for_group_and_mark_every_two_minutes_and_for_protection_once(cloud, listening):
+    """The metadata service is asked each time."""
     cloud.actions.tags = {TAG_REAP_AFTER: format_time(NOON)}
     for _ in range(25):  # two minutes, every five seconds
         listening.find()
         listening.now += timedelta(seconds=5)
 
     assert cloud.asked["DescribeScalingInstances"] == cloud.asked["DescribeInstances"] == 2
+    assert (cloud.actions.state, cloud.asked["SetInstancesProtection"]) == ("Protected", 1)
     assert listening.mark() == NOON
 
 
-@pytest.mark.parametrize(
-    ("strategy", "state", "calls"), [("NoSpot", "Protected", 1), ("SpotAsPriceGo", "InService", 0)]
-)
-def test_an_instance_has_its_group_protect_it_once_unless_it_is_the_spot_markets(
-    cloud, listening, strategy, state, calls
-):
-    cloud.actions.strategy = strategy
-    for _ in range(3):
-        listening.find()
-        listening.now += timedelta(minutes=2)
+def test_an_instance_of_the_spot_market_is_left_to_it(cloud, listening):
+    cloud.actions.strategy = "SpotAsPriceGo"
 
-    assert (cloud.actions.state, cloud.asked["SetInstancesProtection"]) == (state, calls)
+    listening.find()
+
+    assert cloud.actions.state == "InService"
 
 
 def test_a_group_that_refuses_protection_is_reported_and_hides_no_mark(cloud, listening, caplog):

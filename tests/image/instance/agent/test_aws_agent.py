@@ -105,7 +105,7 @@ def member(cloud, *found):
     cloud.add_response("describe_auto_scaling_instances", answer, {"InstanceIds": ["i-0a"]})
 
 
-def test_the_group_is_looked_up_once_for_asking_time_and_letting_go(cloud, hook):
+def test_the_group_is_looked_up_once_for_asking_time_and_letting_go_and_a_refusal_is_reported(cloud, hook):
     member(cloud, MEMBER)
     cloud.add_response("record_lifecycle_action_heartbeat", {}, HOOK)
     cloud.add_response("complete_lifecycle_action", {}, HOOK | {"LifecycleActionResult": "CONTINUE"})
@@ -113,18 +113,14 @@ def test_the_group_is_looked_up_once_for_asking_time_and_letting_go(cloud, hook)
     hook.heartbeat()
     hook.complete()
 
+    said = "No active Lifecycle Action found"
+    cloud.add_client_error("complete_lifecycle_action", "ValidationError", said)
+    with pytest.raises(CloudError, match=f"lifecycle hook gpu-fleet-drain: .*{said}"):
+        hook.complete()
+
 
 def test_an_instance_of_no_group_is_named(cloud, hook):
     member(cloud)
 
     with pytest.raises(CloudError, match="i-0a is in no scaling group"):
-        hook.complete()
-
-
-def test_a_refusal_of_the_cloud_is_reported(cloud, hook):
-    member(cloud, MEMBER)
-    refusal_text = "No active Lifecycle Action found"
-    cloud.add_client_error("complete_lifecycle_action", "ValidationError", refusal_text)
-
-    with pytest.raises(CloudError, match=f"lifecycle hook gpu-fleet-drain: .*{refusal_text}"):
         hook.complete()

@@ -135,8 +135,8 @@ def path(tmp_path):
     return tmp_path / "activity.json"
 
 
-def restored(path, after=timedelta(seconds=60), instance_id="i-1"):
-    return activity_file.restore(path, NOON + after, instance_id)
+def restored(path, after=timedelta(seconds=60)):
+    return activity_file.restore(path, NOON + after, "i-1")
 
 
 def test_users_find_state_reasons_and_times_in_it(path):

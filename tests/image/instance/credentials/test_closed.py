@@ -18,6 +18,7 @@ from tests.ran import ran
 
 ROOTFS = PROJECT / "image/gpu_fleet_image/recipe/rootfs"
 RULES = ROOTFS / "usr/share/gpu-fleet/metadata.nft"
+UNITS = ROOTFS / "etc/systemd/system"
 ENVIRONMENT = ROOTFS / "etc/environment.d/60-gpu-fleet.conf"
 ACCOUNTS = {"gpu-fleet-logs": 980, "gpu-fleet-credentials": 981}
 TUNNEL = {"gpu-fleet-tunnel": 110}
@@ -181,43 +182,33 @@ def test_the_rules_name_all_metadata_services_and_accounts_that_the_image_makes(
     assert all(f"\nu {name} " in made for name in (*ACCOUNTS, *TUNNEL))
 
 
-def lines_of_environment():
-    return [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
-
-
-def test_users_are_led_to_the_port_that_the_service_has_and_no_user_can_take():
-    unit = (ROOTFS / "etc/systemd/system/gpu-credentials.socket").read_text()
+def test_users_tasks_and_units_that_run_their_code_are_led_to_the_port_that_no_user_can_take():
+    """Tasks whatever environment they were submitted with, units first, so that a job's own file counts."""
     base = f"http://{service.ADDRESS}:{service.PORT}"
-
-    assert f"\nListenStream={service.ADDRESS}:{service.PORT}\n" in unit
-    assert service.PORT < 1024
-    assert dict(line.split("=", 1) for line in lines_of_environment()) == {
+    led = {
         "AWS_CONTAINER_CREDENTIALS_FULL_URI": base + service.CREDENTIALS,
         "ALIBABA_CLOUD_CREDENTIALS_URI": base + service.CREDENTIALS,
         **{variable: base for variable, _, _ in SERVICES.values()},
     }
-
-
-def test_tasks_of_the_queue_are_led_there_whatever_environment_they_were_submitted_with():
+    lines = [line for line in ENVIRONMENT.read_text().splitlines() if not line.startswith("#")]
     prolog = (ROOTFS / "usr/libexec/gpu-fleet/queue-task-prolog").read_text()
+
     here = prolog.replace("/etc/environment.d/60-gpu-fleet.conf", str(ENVIRONMENT))
+    exported = ran(["sh"], input=here, check=True)
 
-    said = ran(["sh"], input=here, check=True).stdout
-
-    assert said.splitlines() == [f"export {line}" for line in lines_of_environment()]
-
-
-def test_units_that_run_users_code_are_led_there_first_so_that_a_jobs_own_file_counts():
+    assert dict(line.split("=", 1) for line in lines) == led
+    assert exported.stdout.splitlines() == [f"export {line}" for line in lines]
     for unit in ("trainer@.service", "gpu-run@.service"):
-        text = (ROOTFS / "etc/systemd/system" / unit).read_text()
-        files = re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.MULTILINE)
-
+        files = re.findall(r"^EnvironmentFile=(.*)$", (UNITS / unit).read_text(), flags=re.MULTILINE)
         assert files[0] == "-/etc/environment.d/60-gpu-fleet.conf", unit
+    listening = (UNITS / "gpu-credentials.socket").read_text()
+    assert f"\nListenStream={service.ADDRESS}:{service.PORT}\n" in listening
+    assert service.PORT < 1024
 
 
 def test_what_flushes_all_rules_loads_these_again():
     """Debian's nftables.service does, at its start, reload and stop."""
-    dropped_in = (ROOTFS / "etc/systemd/system/nftables.service.d/60-gpu-fleet.conf").read_text()
+    dropped_in = (UNITS / "nftables.service.d/60-gpu-fleet.conf").read_text()
     loads = f"=/usr/sbin/nft --file /{RULES.relative_to(ROOTFS)}\n"
 
     assert all(f"\n{when}{loads}" in dropped_in for when in ("ExecStartPost", "ExecReload", "ExecStopPost"))
@@ -225,7 +216,7 @@ def test_what_flushes_all_rules_loads_these_again():
 
 def test_nothing_that_runs_what_users_left_begins_before_the_service_is_closed():
     units = {f"{unit}.service" for unit in ("systemd-user-sessions", "gpu-accounts", "cron", "atd")}
-    text = (ROOTFS / "etc/systemd/system/gpu-metadata.service").read_text()
+    text = (UNITS / "gpu-metadata.service").read_text()
 
     for kind in ("Before", "RequiredBy"):
         assert units <= set(" ".join(re.findall(rf"^{kind}=(.*)$", text, flags=re.MULTILINE)).split()), kind

@@ -15,7 +15,7 @@ def service(monkeypatch):
         monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", server.base)
         server.says("disks/", "bp1root/\nbp1data/")
         server.says("disks/bp1root/name", "system")
-        server.says("disks/bp1data/name", "scratch")
+        server.says("disks/bp1data/name", launch.SCRATCH_DISK)  # as the stack names it
         yield server
 
 
@@ -46,10 +46,6 @@ def device(path, serial, **more):
     } | more
 
 
-def test_the_stack_and_the_instance_name_the_disk_alike():
-    assert launch.SCRATCH_DISK == scratch_disk.NAME
-
-
 def test_an_instance_without_such_a_disk_keeps_scratch_where_it_is(service, instance):
     service.says("disks/bp1data/name", "somebodys")
 
@@ -57,23 +53,23 @@ def test_an_instance_without_such_a_disk_keeps_scratch_where_it_is(service, inst
     assert instance[1] == []
 
 
-def test_a_blank_disk_gets_a_file_system_and_is_mounted(service, instance, tmp_path):
+def test_a_blank_disk_gets_a_file_system_and_is_mounted_as_after_a_reboot_with_what_it_holds(
+    service, instance, tmp_path
+):
+    listing, commands = instance
     assert scratch_disk.main() == 0
 
-    assert instance[1][1:] == [
+    assert commands[1:] == [
         ("mkfs.xfs", "-q", "-K", "-L", "gpu-scratch", "/dev/vdb"),
         ("mount", "-o", "noatime", "/dev/vdb", str(tmp_path / "scratch")),
     ]
     for folder in ("scratch", "scratch/keep", "scratch/runs"):
         assert oct((tmp_path / folder).stat().st_mode)[-4:] == "1777"
 
-
-def test_after_a_reboot_what_the_disk_holds_stays(service, instance):
-    instance[0]["blockdevices"][1].update(fstype="xfs", label="gpu-scratch")
-
+    commands.clear()
+    listing["blockdevices"][1].update(fstype="xfs", label="gpu-scratch")
     assert scratch_disk.main() == 0
-
-    assert [command[0] for command in instance[1][1:]] == ["mount"]
+    assert [command[0] for command in commands] == ["lsblk", "mount"]
 
 
 @pytest.mark.parametrize(

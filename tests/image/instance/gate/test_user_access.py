@@ -67,29 +67,27 @@ def test_credentials_are_those_of_which_no_part_is_missing(status, body, problem
     assert f"http://127.0.0.1:{port}/credentials: ConnectionRefusedError" in down
 
 
-def test_where_no_account_of_a_user_can_look_nothing_is_known_to_be_well(monkeypatch):
-    monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
-    monkeypatch.setattr(user_access.pwd, "getpwnam", {}.__getitem__)
-
-    metadata, credentials = user_access.probed("aws")
-
-    assert metadata.startswith("not known: ")
-    assert credentials.startswith("not known: ")
-
-
-def test_while_jobs_run_a_user_asks_whether_it_is_closed_and_for_no_credentials(monkeypatch):
+def test_a_users_account_looks_where_the_environment_leads_nowhere_else_and_without_it_nothing_is_known(
+    monkeypatch,
+):
+    """While jobs run, it asks whether the service is closed and for no credentials."""
     asked = []
 
     def run(command, **_):
         asked.append(command[-2:])
         return subprocess.CompletedProcess(command, 0, '{"metadata": "open"}')
 
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
+    monkeypatch.setattr(user_access.pwd, "getpwnam", {}.__getitem__)
+    assert [problem.partition(": ")[0] for problem in user_access.probed("aws")] == ["not known"] * 2
+
     account = SimpleNamespace(pw_uid=os.getuid(), pw_gid=os.getgid())
     monkeypatch.setattr(user_access.pwd, "getpwnam", lambda _: account)
-    monkeypatch.setattr(subprocess, "run", run)
-
     assert user_access.opened("aws") == "open"
+
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    assert user_access.probed("aws") == ("", "")
     assert asked == [["aws", "metadata"]]
 
 
@@ -97,10 +95,3 @@ def test_while_jobs_run_a_user_asks_whether_it_is_closed_and_for_no_credentials(
 def test_words_that_mean_nothing_are_refused_with_what_is_allowed(capsys, words):
     assert user_access.main(words) == 2
     assert capsys.readouterr().err.endswith("allowed: aws, alicloud; metadata, credentials\n")
-
-
-def test_where_the_environment_of_root_leads_elsewhere_nothing_is_looked_at(monkeypatch):
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a look"))
-
-    assert user_access.probed("aws") == ("", "")

@@ -103,21 +103,18 @@ def test_the_stack_s_own_words_are_program_names():
 
 
 def test_the_trainer_itself_trains():
-    trains = (
-        "python -m gpu_fleet start",
-        "timeout 9h nice -n 5 python -u -m gpu_fleet start",
-        "uv run -m gpu_fleet",
-    )
-    other = (
-        "python -m http.server",
-        "grep -m gpu_fleet",
-        "git commit -m gpu_fleet",
-        "sudo grep -m gpu_fleet",
-        "",
-    )
+    trains = {
+        "python -m gpu_fleet start": True,
+        "timeout 9h nice -n 5 python -u -m gpu_fleet start": True,
+        "uv run -m gpu_fleet": True,
+        "python -m http.server": False,
+        "grep -m gpu_fleet": False,
+        "git commit -m gpu_fleet": False,
+        "sudo grep -m gpu_fleet": False,
+        "": False,
+    }
 
-    assert [line for line in trains if not is_trainer(line.split())] == []
-    assert [line for line in other if is_trainer(line.split())] == []
+    assert {line: is_trainer(line.split()) for line in trains} == trains
 
 
 def test_a_kernel_of_any_language_is_known_by_its_connection_file():
