@@ -266,7 +266,7 @@ class HeldUpLook:
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
-        self.until, self.is_over, self._is_given_up = NEVER, False, False  # ``until`` then it continues
+        self.until, self.is_over, self._is_given_up = NEVER, False, False  # it continues at ``until``
         self._error: BaseException | None = None
         self._look, self._turn, self._back = look, threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None

@@ -22,7 +22,10 @@ def forgotten(count: int, grouped: int = 0, seed: int = 0) -> World:
     world = World(seed)
     world.group("pool", min_size=0)
     for number in range(count):
-        _ = world.join("pool", TAGS) if number < grouped else world.start(TAGS)
+        if number < grouped:
+            world.join("pool", TAGS)
+        else:
+            world.start(TAGS)
     world.pass_minutes(1)
     for instance in world.instances.values():
         instance.busy = False

@@ -4,6 +4,7 @@
 ``python -m tests.bench.bench_reaper_mutants`` negates every operator of the sweep's decisions as well.
 """
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.image.controllers.sweep.findings import FINDINGS
 from tests.image.controllers.sweep.mutants import (
     broken,
     entries,
+    explained,
     functions_of,
     gives,
     home,
@@ -258,6 +260,12 @@ def test_what_was_found_once_can_still_be_broken_and_its_test_is_there():
         assert [broken(text).name for text in finding.broken], finding.was
         assert name.partition("[")[2].rstrip("]") in ("", *PLAYS), finding.was
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8"), finding.was
+
+
+def test_what_no_test_can_detect_is_a_negation_that_there_is():
+    modules = {importlib.import_module(f"gpu_fleet_image.{name.partition(':')[0]}") for name in explained()}
+
+    assert explained().keys() <= {negation.name for module in modules for negation in negations(module)}
 
 
 @pytest.mark.parametrize("module", ["decide", "aws:Instances.fleet"])
