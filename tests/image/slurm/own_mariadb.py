@@ -133,11 +133,7 @@ def half(kept: database.KeptAccounts) -> list[str]:
 
 if __name__ == "__main__":
     own_folders()
-    (configuration.HOMES / "dump").mkdir()
-    sys.stdout.write(
-        json.dumps(
-            played(
-                database.KeptAccounts(configuration.HOMES / "dump/a.gz", configuration.accounting_log_of("t"))
-            )
-        )
-    )
+    dump = configuration.HOMES / "dump/a.gz"
+    dump.parent.mkdir()
+    accounts = database.KeptAccounts(dump, configuration.accounting_log_of("t"))
+    sys.stdout.write(json.dumps(played(accounts)))

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -41,47 +40,32 @@ pytestmark = [pytest.mark.queue, pytest.mark.timeout(600), AS_ROOT]
 def found():
     """Return the knowledge of each new controller (``own_mariadb.py``)."""
     build_requirements.install(PACKAGES)
-    done = ran(
-        [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            sys.executable,
-            "-m",
-            "tests.image.slurm.own_mariadb",
-        ],
-        cwd=Path(__file__).parents[3],
-    )
+    own = ("unshare", "--mount", "--propagation", "private")
+    done = ran([*own, sys.executable, "-m", "tests.image.slurm.own_mariadb"], cwd=PROJECT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
-def test_the_log_alone_has_all_that_the_first_controller_wrote(found):
-    assert not found["first"]
-    assert found["log alone"] == ["1 4 5001"]
+FIRST = ["1 4 5001", "2 4 0"]  # who cancelled a job is known, also of a change after the dump
+KNOWN = {
+    "first": False,
+    "log alone": FIRST[:1],
+    "dump and log": FIRST,
+    # a dump ends the files of the log before it, and is not written where nothing changed
+    "purged": "log.000002",
+    "dumps": [True, False],
+    # of a log whose last change is cut off all others are known
+    "cut off": [*FIRST, "3 3"],
+    "started again": [*FIRST, "3 3", "5 3"],
+    "on after that": [*FIRST, "3 3", "5 3"],
+    # one that failed is begun anew, and spoils no dump
+    "half a filling": [*FIRST, "3 3", "5 3"],
+}
 
 
-def test_a_change_after_the_dump_is_known_and_so_is_who_cancelled_a_job(found):
-    assert found["dump and log"] == ["1 4 5001", "2 4 0"]
-
-
-def test_a_dump_ends_the_files_of_the_log_before_it(found):
-    assert found["purged"] == "log.000002"
-
-
-def test_where_nothing_changed_there_is_no_new_dump(found):
-    assert found["dumps"] == [True, False]
-
-
-def test_of_a_log_whose_last_change_is_cut_off_all_others_are_known(found):
-    assert found["cut off"] == ["1 4 5001", "2 4 0", "3 3"]
-    assert found["started again"] == found["on after that"]
-    assert found["on after that"] == ["1 4 5001", "2 4 0", "3 3", "5 3"]
-
-
-def test_a_filling_that_failed_is_begun_anew_and_spoils_no_dump(found):
-    assert found["half a filling"] == found["on after that"]
+@pytest.mark.parametrize("of", KNOWN)
+def test_a_new_controller_knows_all_that_dump_and_log_hold(found, of):
+    assert found[of] == KNOWN[of]
 
 
 @pytest.fixture
@@ -102,12 +86,8 @@ def results(tmp_path):
     for name, text in files.items():
         (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "files" / name).write_text(text)
-    sources = (
-        tmp_path,
-        UNITS.parents[2],
-        PROJECT / "image" / "gpu_fleet_image",
-        sysconfig.get_path("purelib"),
-    )
+    modules = PROJECT / "image/gpu_fleet_image"
+    sources = (tmp_path, UNITS.parents[2], modules, sysconfig.get_path("purelib"))
     subprocess.run([*NAMESPACES, "bash", "-c", ROOT, "root", *sources], timeout=150, check=False)
     return tmp_path / "results"
 

@@ -13,22 +13,12 @@ import pytest
 from gpu_fleet_image.recipe import build_requirements
 from gpu_fleet_image.slurm import configuration
 from gpu_fleet_image.slurm.configuration import Cluster
+from tests.image.recipe.test_units_under_systemd import NAMESPACES
 from tests.image.slurm.guests import AS_ROOT
+from tests.image.slurm.real_sizes import PACKAGES
 from tests.ran import ran
 
 UNITS = Path(__file__).parents[3] / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
-PACKAGES = (
-    *(
-        "mariadb-server",
-        "munge",
-        "slurm-client",
-        "slurm-wlm-basic-plugins",
-        "slurmctld",
-        "slurmd",
-        "slurmdbd",
-    ),
-)
-NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
 STATE = "/home/.gpu-fleet-queue/test"
 pytestmark = [pytest.mark.queue, pytest.mark.timeout(240), AS_ROOT]
 
@@ -193,7 +183,7 @@ def files(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Run the units; return the folder with a file for each result."""
-    build_requirements.install(PACKAGES)
+    build_requirements.install(("mariadb-server", "slurmdbd", *PACKAGES))
     folder = tmp_path_factory.mktemp("units")
     (folder / "results").mkdir()
     files(folder / "files")
@@ -208,21 +198,10 @@ def said(results: Path, name: str) -> str:
     return "\n".join((results / part).read_text() for part in (f"{name}.out", "journal"))[-3000:]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "accounting",
-        "accounts",
-        "team",
-        "user",
-        "controller",
-        "answers",
-        "takes-a-job",
-        "state",
-        "watch",
-        "joins",
-    ],
-)
+SERVERS = ("accounting", "accounts", "team", "user", "controller", "answers", "takes-a-job", "state")
+
+
+@pytest.mark.parametrize("name", [*SERVERS, "watch", "joins"])
 def test_slurm_works_in_the_sandboxes_of_its_units(results, name):
     assert (results / name).read_text() == "0\n", said(results, name)
 

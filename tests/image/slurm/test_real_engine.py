@@ -33,22 +33,10 @@ from tests.bench.__main__ import TARGET, merge
 from tests.image.door import BUCKET, REGION, Door
 from tests.image.slurm import guests
 from tests.image.slurm.guests import AS_ROOT, Fleet, Guest
+from tests.image.slurm.real_sizes import PACKAGES
 from tests.stacks import examples
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = (
-    "iproute2",
-    "mariadb-server",
-    "munge",
-    "nftables",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "slurmctld",
-    "slurmd",
-    "slurmdbd",
-    "sudo",
-    "util-linux",
-)
 QUEUED = {
     "queue": "slurm",
     "storage": {"home": True},
@@ -56,10 +44,7 @@ QUEUED = {
     "teams": {"vision": {"max_gpus": 1}},
     "pools": [
         examples.pool(
-            name="train",
-            types=["g5.xlarge"],
-            size={"min": 0, "desired": 0, "max": 3},
-            purpose="training",
+            name="train", types=["g5.xlarge"], size={"min": 0, "desired": 0, "max": 3}, purpose="training"
         )
     ],
 }
@@ -199,7 +184,7 @@ def record(name: str, seconds: float, goal: str | None = None) -> None:
 @contextmanager
 def standing(folder: Path) -> Iterator[Lab]:
     """Yield a stack with a queue whose controller answers and knows ada; remove it after the block."""
-    build_requirements.install(PACKAGES)
+    build_requirements.install(("mariadb-server", "nftables", "slurmdbd", "sudo", *PACKAGES))
     settings = examples.stack(**QUEUED)
     with pytest.MonkeyPatch.context() as patched, moto_server(REGION):
         patched.setenv("AWS_ACCESS_KEY_ID", "test")

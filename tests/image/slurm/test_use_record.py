@@ -30,26 +30,18 @@ class Bucket:
     """What controllers have written, and whether the bucket answers."""
 
     def __init__(self):
-        self.objects, self.puts, self.fails = {}, 0, False
+        world = World()
+        self.calls, self.faults = Calls(world.clock), world.faults
+        self.store = Store(_S3(world), self.calls, "s3://records/reaper")
 
     def controller(self):
-        return UseRecord(self.kept, self.put)
+        return UseRecord(lambda day: controller.kept_use(self.store, day), self.store.put)
 
-    def kept(self, day):
-        if self.fails:
-            raise CloudError("no bucket", "SlowDown")
-        return self.objects.get(day, DayUse(day))
-
-    def put(self, key, content):
-        if self.fails:
-            raise CloudError("no bucket", "SlowDown")
-        self.puts += 1
-        use = job_use.DayUse.from_json(content, "use")
-        assert key == job_use.key_of(use.day)
-        self.objects[use.day] = use
+    def day(self, day=DAY):
+        return job_use.load(self.store, day)
 
     def used(self, day=DAY):
-        return self.objects[day].used
+        return self.day(day).used
 
 
 @pytest.fixture
@@ -85,7 +77,7 @@ def test_a_job_has_the_time_of_its_instances_while_it_runs_and_all_instances_are
 def test_a_bucket_is_written_every_five_minutes_only(bucket):
     polled(bucket.controller(), [RUNNING], NOON, 4 * 60)
 
-    assert bucket.puts == 12
+    assert bucket.calls.writes == 12
 
 
 @pytest.mark.parametrize(("second", "polls", "before", "after"), [(0, 25, 60, 240), (50, 21, 10, 290)])
@@ -113,7 +105,7 @@ def test_a_time_that_was_not_seen_is_not_guessed(bucket, gap):
     record.note([RUNNING], NODES, NOON)
     record.note([RUNNING], NODES, NOON + gap)
 
-    assert bucket.objects[DAY] == DayUse(DAY)
+    assert bucket.day() == DayUse(DAY)
 
 
 def test_the_seconds_that_no_controller_saw_are_known(bucket):
@@ -121,47 +113,40 @@ def test_the_seconds_that_no_controller_saw_are_known(bucket):
     polled(bucket.controller(), [RUNNING], midnight, 21)
     polled(bucket.controller(), [RUNNING], midnight + timedelta(minutes=30), 21)
 
-    unseen = [bucket.objects[DAY].unseen_s(midnight + timedelta(minutes=m)) for m in (5, 45, 60, 9999)]
+    unseen = [bucket.day().unseen_s(midnight + timedelta(minutes=m)) for m in (5, 45, 60, 9999)]
 
     assert unseen == [0, 25 * 60, 40 * 60, 86_400 - 10 * 60]
 
 
 def test_what_could_not_be_written_is_written_later_also_of_the_day_before(bucket):
     record, evening = bucket.controller(), NOON.replace(hour=23, minute=59)
-    bucket.fails = True
+    bucket.faults.throttled = 1.0
     for number in range(4 * 60):
         with pytest.raises(CloudError):
             record.note([RUNNING], NODES, evening + number * POLL)
-    bucket.objects["2026-11-27"] = DayUse("2026-11-27", {"i-1": {"bob/old": 7}}, 7)
-    bucket.fails = False
+    bucket.faults.throttled = 0.0
+    earlier = DayUse("2026-11-27", {"i-1": {"bob/old": 7}}, 7)
+    bucket.store.put(job_use.key_of(earlier.day), earlier.to_json())
 
     record.note([RUNNING], NODES, evening + 4 * 60 * POLL)
 
     assert bucket.used()["i-1"] == {"ada/digits": 60}
     assert bucket.used("2026-11-27")["i-1"] == {"bob/old": 7, "ada/digits": 59 * 60}
-    assert bucket.objects["2026-11-27"].seen_s == 59 * 60 + 7
+    assert bucket.day("2026-11-27").seen_s == 59 * 60 + 7
 
 
-@pytest.fixture
-def store():
-    world = World()
-    return Store(_S3(world), Calls(world.clock), "s3://records/reaper")
+def test_a_damaged_record_stays_and_the_next_day_is_counted(bucket):
+    bucket.store.put(KEY, {"schema_version": 1, "day": DAY, "instances": None})
 
-
-def test_a_damaged_record_stays_and_the_next_day_is_counted(store):
-    store.put(KEY, {"schema_version": 1, "day": DAY, "instances": None})
-    record = UseRecord(lambda day: controller.kept_use(store, day), store.put)
-
-    polled(record, [RUNNING], NOON.replace(hour=23, minute=50), 20 * 4 + 1)
+    polled(bucket.controller(), [RUNNING], NOON.replace(hour=23, minute=50), 20 * 4 + 1)
 
     with pytest.raises(CloudError, match="queue/use"):
-        job_use.load(store, DAY)
-    assert job_use.load(store, "2026-11-27").used["i-1"]["ada/digits"] >= 300
+        bucket.day()
+    assert bucket.used("2026-11-27")["i-1"]["ada/digits"] >= 300
 
 
-def test_another_controller_goes_on_from_the_bucket(store):
+def test_another_controller_goes_on_from_the_bucket(bucket):
     for begin in (NOON, NOON + timedelta(hours=1)):
-        record = UseRecord(lambda day: controller.kept_use(store, day), store.put)
-        polled(record, [RUNNING], begin, 21)
+        polled(bucket.controller(), [RUNNING], begin, 21)
 
-    assert job_use.load(store, DAY).used["i-1"] == {"ada/digits": 600}
+    assert bucket.used()["i-1"] == {"ada/digits": 600}

@@ -7,12 +7,10 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from gpu_fleet_image.slurm import configuration
 from gpu_fleet_image.slurm.configuration import Cluster
 
-ROOT = Path(__file__).parents[3]
+UNITS = Path(__file__).parents[3] / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system"
 READ = {
     name: set(table["words"].split())
     for name, table in tomllib.loads(Path(__file__).with_name("slurm_options.toml").read_text()).items()
@@ -26,28 +24,18 @@ def names(rows) -> set[str]:
     return {row.partition("=")[0] for row in rows}
 
 
-def options(row: str) -> set[str]:
-    return {word.partition("=")[0] for word in row.split()}
-
-
-@pytest.mark.parametrize(
-    ("table", "given"),
-    [
-        ("slurm", names(ROWS)),
-        ("slurmdbd", names(configuration.slurmdbd_conf("host", "10.0.0.4").splitlines())),
-        ("cgroup", names(configuration.cgroup_conf().splitlines())),
-    ],
-)
-def test_both_versions_read_every_option(table, given):
+def test_both_versions_read_every_option():
     """An unknown one is a fatal error: PreemptParameters to 22.05, CgroupAutomount to later ones."""
-    assert given <= READ[table]
+    partitions = [row.split() for row in ROWS if row.startswith("PartitionName=")]
+    given = {
+        "slurm": names(ROWS),
+        "slurmdbd": names(configuration.slurmdbd_conf("host", "10.0.0.4").splitlines()),
+        "cgroup": names(configuration.cgroup_conf().splitlines()),
+        "partition": names(word for words in partitions for word in words) - {*LISTS},
+    }
 
-
-def test_both_versions_read_every_option_of_a_partition():
-    rows = [options(row) - {*LISTS} for row in ROWS if row.startswith("PartitionName=")]
-
-    assert len(rows) == 2
-    assert set().union(*rows) <= READ["partition"]
+    assert len(partitions) == 2
+    assert {table: words - READ[table] for table, words in given.items() if words - READ[table]} == {}
 
 
 def test_no_plugin_is_one_that_23_11_has_no_more():
@@ -70,13 +58,9 @@ def test_the_list_of_gpus_is_each_nodes_own():
 
 def test_systemd_leaves_the_cgroups_of_jobs_to_slurm():
     """cgroup v2's plugin needs these settings of slurmd's unit (cgroup_v2.html); it detects the version."""
-    unit = (
-        (ROOT / "image/gpu_fleet_image/recipe/rootfs/etc/systemd/system/gpu-queue-node.service")
-        .read_text()
-        .splitlines()
-    )
+    unit = (UNITS / "gpu-queue-node.service").read_text().splitlines()
 
-    assert {"Delegate=yes", "KillMode=process"} <= set(unit)
+    assert {"Delegate=yes", "KillMode=process"} <= {*unit}
     assert "CgroupPlugin" not in configuration.cgroup_conf()
 
 
