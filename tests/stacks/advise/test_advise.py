@@ -16,15 +16,7 @@ from gpu_fleet_stacks.advise import offers as offers_module
 from gpu_fleet_stacks.advise.__main__ import choice, main
 from gpu_fleet_stacks.advise.demands import Demands, DemandsError, advice
 from gpu_fleet_stacks.advise.offers import VendorsError, of_type, offers
-from gpu_fleet_stacks.advise.plan import (
-    GIB,
-    HEADROOM,
-    affordable,
-    break_even_hours,
-    facts,
-    plan_of,
-    reserved,
-)
+from gpu_fleet_stacks.advise.plan import GIB, HEADROOM, affordable, break_even_hours, facts, plan_of, reserved
 from gpu_fleet_stacks.advise.scorecard import AnswersError, SourcedFigure, answers, cards, load
 from gpu_fleet_stacks.advise.work import LAYOUTS, Layout, Work, memory, shape_of, state_bytes
 from gpu_fleet_stacks.catalog.money import Money

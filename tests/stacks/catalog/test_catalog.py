@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.console.cli import main
 from gpu_fleet_stacks import catalog
-from gpu_fleet_stacks.catalog import (
-    Cloud,
-    MalformedCatalogError,
-    NetworkCard,
-    command,
-    prices,
-    regions,
-)
+from gpu_fleet_stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, command, prices, regions
 
 EVERY_TYPE = list(catalog.load())
 PRICED = [kind for kind in EVERY_TYPE if kind.price is not None]

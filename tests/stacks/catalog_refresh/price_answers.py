@@ -44,12 +44,9 @@ def product(usage: str, amount: str, reservations: dict[str, Any] | None = None,
         "A.B.1": {"beginRange": "0", "endRange": "50000", "pricePerUnit": {"USD": amount}},
         "A.B.2": {"beginRange": "50000", "endRange": "Inf", "pricePerUnit": {"USD": "99"}},
     }
-    return json.dumps(
-        {
-            "product": {"attributes": {"usagetype": usage, "regionCode": REGION, **attributes}},
-            "terms": {"OnDemand": {"A.B": {"priceDimensions": tiers}}, "Reserved": reservations or {}},
-        }
-    )
+    terms = {"OnDemand": {"A.B": {"priceDimensions": tiers}}, "Reserved": reservations or {}}
+    described = {"attributes": {"usagetype": usage, "regionCode": REGION, **attributes}}
+    return json.dumps({"product": described, "terms": terms})
 
 
 def reserved(offering: str, payment: str, years: str, amount: str) -> dict[str, Any]:
@@ -74,11 +71,8 @@ def get_products(
     Args:
         free: instances whose year costs nothing.
     """
-    known = {
-        kind.name: str(kind.price.amount_per_hour)
-        for kind in catalog.load().of_cloud(Cloud.AWS)
-        if kind.price is not None
-    }
+    priced = [kind for kind in catalog.load().of_cloud(Cloud.AWS) if kind.price is not None]
+    known = {kind.name: str(kind.price.amount_per_hour) for kind in priced}
     known |= BESIDE_POOLS | (instances or {})
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
@@ -107,30 +101,19 @@ def _matching(
 def spot_history(**prices: str) -> dict[str, Any]:
     """Return a price of each type in one zone since long ago."""
     where = {"AvailabilityZone": "us-east-1a", "Timestamp": datetime(2020, 1, 1, tzinfo=UTC)}
-    return {
-        "SpotPriceHistory": [
-            {"InstanceType": name.replace("_", "."), "SpotPrice": amount, **where}
-            for name, amount in prices.items()
-        ]
-    }
+    named = {name.replace("_", "."): amount for name, amount in prices.items()}
+    rows = [{"InstanceType": name, "SpotPrice": amount, **where} for name, amount in named.items()]
+    return {"SpotPriceHistory": rows}
 
 
 def describe_price(instance: float = 12.5, disk: float = 1.5, currency: str = "CNY"):
     """Return Alibaba Cloud's answer: an instance with its included system disk, or a disk alone."""
-
-    def answer(asked: dict[str, str]) -> dict[str, Any]:
-        if asked["ResourceType"] == "disk":
-            price: dict[str, Any] = {"OriginalPrice": disk, "TradePrice": disk / 2, "Currency": currency}
-        else:
-            parts = [
-                {"Resource": "instanceType", "OriginalPrice": instance, "TradePrice": instance / 2},
-                {"Resource": "systemDisk", "OriginalPrice": 0.07, "TradePrice": 0.07},
-            ]
-            price = {
-                "OriginalPrice": instance + 0.07,
-                "Currency": currency,
-                "DetailInfos": {"DetailInfo": parts},
-            }
-        return {"PriceInfo": {"Price": price}}
-
-    return answer
+    parts = [
+        {"Resource": "instanceType", "OriginalPrice": instance, "TradePrice": instance / 2},
+        {"Resource": "systemDisk", "OriginalPrice": 0.07, "TradePrice": 0.07},
+    ]
+    prices: dict[str, dict[str, Any]] = {
+        "disk": {"OriginalPrice": disk, "TradePrice": disk / 2},
+        "instance": {"OriginalPrice": instance + 0.07, "DetailInfos": {"DetailInfo": parts}},
+    }
+    return lambda asked: {"PriceInfo": {"Price": prices[asked["ResourceType"]] | {"Currency": currency}}}

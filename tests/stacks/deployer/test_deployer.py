@@ -18,7 +18,6 @@ from gpu_fleet_stacks.deployer.grants import (
     statements,
 )
 from gpu_fleet_stacks.deployer.policy import Declared, Wanted, policies
-from gpu_fleet_stacks.rehearsal.program import Rehearsed
 from gpu_fleet_stacks.settings import Stack, stack_files
 from tests.stacks import alicloud_programs, ram, registrations
 from tests.stacks.conftest import AWS_STACKS
@@ -120,22 +119,20 @@ REFUSED = (
 )
 
 
-def declared(rehearsed: Rehearsed) -> list[Declared]:
-    return [Declared(made.type, made.name, made.inputs) for made in rehearsed.resources]
-
-
-def texts(settings: Stack, rehearsed: Rehearsed, **wanted) -> list[str]:
-    return [json.dumps(made) for made in policies(settings, declared(rehearsed), Wanted(**wanted))]
+def texts(settings: Stack, resources=(), **wanted) -> list[str]:
+    """Return the policies of a deployer of these resources."""
+    made = [Declared(resource.type, resource.name, resource.inputs) for resource in resources]
+    return [json.dumps(document) for document in policies(settings, made, Wanted(**wanted))]
 
 
 @cache
 def of_aws(name: str) -> list[str]:
-    return texts(stack_files.settings_of(name), registrations.declared(name))
+    return texts(stack_files.settings_of(name), registrations.declared(name).resources)
 
 
 @cache
 def of_alicloud(name: str) -> list[str]:
-    return texts(stack_files.settings_of(name), alicloud_programs.shipped(name))
+    return texts(stack_files.settings_of(name), alicloud_programs.shipped(name).resources)
 
 
 def allows(policy: list[str], action: str, resource: str, context=None) -> bool:
@@ -156,7 +153,7 @@ def test_a_deployer_may_change_the_stack_and_nothing_else():
 def test_every_type_of_a_shipped_stack_is_known_and_fits():
     own = alicloud_programs.VARIANTS | {"everything": alicloud_programs.EVERYTHING}
     made = {name: of_aws(name) for name in AWS_STACKS} | {
-        name: texts(own.get(name) or stack_files.settings_of(name), found)
+        name: texts(own.get(name) or stack_files.settings_of(name), found.resources)
         for name, found in alicloud_programs.programs().items()
     }
 
@@ -165,21 +162,15 @@ def test_every_type_of_a_shipped_stack_is_known_and_fits():
     assert [name for name, characters in longest.items() if characters > LONGEST_DOCUMENT] == []
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        BUILDING,
-        stack(
-            queue="slurm",
-            access={"people": {"ada": {"uid": 5001}}},
-            storage={"home": True, "scratch_gib": 1200, "cached_buckets": ["data"]},
-            logs={"bucket_access": True, "data_events": True},
-        ),
-    ],
-    ids=["builds", "queue and everything"],
-)
-def test_types_that_no_shipped_aws_stack_has_are_known(register, settings):
-    assert texts(settings, register(settings))
+def test_types_that_no_shipped_aws_stack_has_are_known(register):
+    everything = stack(
+        queue="slurm",
+        access={"people": {"ada": {"uid": 5001}}},
+        storage={"home": True, "scratch_gib": 1200, "cached_buckets": ["data"]},
+        logs={"bucket_access": True, "data_events": True},
+    )
+    for settings in (BUILDING, everything):
+        assert texts(settings, register(settings).resources)
 
 
 def named(name: str, token: str, key: str) -> list[str]:
@@ -243,9 +234,9 @@ def test_every_role_may_be_passed_to_the_service_that_it_trusts_alone():
 
 
 def test_state_and_the_contents_of_buckets_come_with_flags_alone():
-    settings, rehearsed = stack_files.settings_of("aws-dev"), registrations.declared("aws-dev")
+    settings, resources = stack_files.settings_of("aws-dev"), registrations.declared("aws-dev").resources
     state_key = "arn:aws:kms:us-east-1:1:key/s"
-    more = texts(settings, rehearsed, state_bucket="my-state", state_key=state_key, delete_data=True)
+    more = texts(settings, resources, state_bucket="my-state", state_key=state_key, delete_data=True)
 
     assert allows(more, "s3:PutObject", "arn:aws:s3:::my-state/.pulumi/stacks/x.json")
     assert allows(more, "kms:Decrypt", state_key)
@@ -260,7 +251,7 @@ def test_an_existing_network_is_joined_and_existing_buckets_are_read():
         storage={"existing": {"buckets": {"lab-datasets": {}}}},
         image={"parameter": "/aws/service/deeplearning/ami"},
     )
-    made = [json.dumps(document) for document in policies(settings, [], Wanted())]
+    made = texts(settings)
     vpc, subnet = f"{IN_EC2}:vpc/{EXISTING['vpc_id']}", EXISTING["subnets"]["us-east-1a"]
 
     assert allows(made, "ec2:CreateSecurityGroup", vpc)
@@ -274,19 +265,16 @@ def test_an_existing_network_is_joined_and_existing_buckets_are_read():
     assert not allows(made, "s3:GetObject", "arn:aws:s3:::lab-datasets/x")
 
 
-@pytest.mark.parametrize("action", ["iam:CreateRole", "iam:PutRolePolicy", "iam:PutRolePermissionsBoundary"])
-def test_a_role_gets_its_rights_within_the_organisations_boundary_alone(action):
+def test_a_role_gets_its_rights_within_the_organisations_boundary_alone():
     boundary = f"arn:aws:iam::{ACCOUNT}:policy/boundary"
     role = Declared("aws:iam/role:Role", "gpu-fleet-test-dev", {"assumeRolePolicy": '{"Statement": []}'})
-    made = [
-        json.dumps(document)
-        for document in policies(stack(aws={"permissions_boundary": boundary}), [role], Wanted())
-    ]
+    made = texts(stack(aws={"permissions_boundary": boundary}), [role])
 
-    asked = (made, action, f"{ROLES}/gpu-fleet-test-dev-1a2b3c4")
-    assert allows(*asked, {"iam:PermissionsBoundary": boundary})
-    assert not allows(*asked, {"iam:PermissionsBoundary": f"{boundary}-of-somebody"})
-    assert not allows(*asked)
+    for action in ("iam:CreateRole", "iam:PutRolePolicy", "iam:PutRolePermissionsBoundary"):
+        asked = (made, action, f"{ROLES}/gpu-fleet-test-dev-1a2b3c4")
+        assert allows(*asked, {"iam:PermissionsBoundary": boundary})
+        assert not allows(*asked, {"iam:PermissionsBoundary": f"{boundary}-of-somebody"})
+        assert not allows(*asked)
 
 
 def test_a_stack_whose_name_begins_alike_is_named(monkeypatch):
@@ -367,18 +355,16 @@ def test_every_bucket_and_object_of_an_alibaba_cloud_stack_may_be_written():
 
 def test_a_type_without_an_entry_is_named():
     with pytest.raises(StacksError) as caught:
-        policies(stack_files.settings_of("aws-dev"), [Declared("aws:new/thing:Thing", "x", {})], Wanted())
+        texts(stack_files.settings_of("aws-dev"), [Declared("aws:new/thing:Thing", "x", {})])
 
-    assert str(caught.value) == (
-        "no entry in stacks/gpu_fleet_stacks/deployer/aws.yaml for aws:new/thing:Thing: "
-        "what it takes is not known"
-    )
+    entry = "no entry in stacks/gpu_fleet_stacks/deployer/aws.yaml for aws:new/thing:Thing"
+    assert str(caught.value) == f"{entry}: what it takes is not known"
 
 
 def test_actions_share_a_statement_where_resources_and_conditions_are_the_same():
-    made = statements(
-        [Grant("a:B", ("x",)), Grant("a:A a:B", ("x",)), Grant("a:A", ("x",), {"Bool": {"k": "true"}})]
-    )
+    same = [Grant("a:B", ("x",)), Grant("a:A a:B", ("x",))]
+
+    made = statements([*same, Grant("a:A", ("x",), {"Bool": {"k": "true"}})])
 
     assert made == [
         {"Effect": "Allow", "Action": ["a:A", "a:B"], "Resource": "x"},
@@ -386,15 +372,13 @@ def test_actions_share_a_statement_where_resources_and_conditions_are_the_same()
     ]
 
 
-def test_documents_are_cut_at_the_clouds_limit_and_lose_nothing():
+def test_documents_are_cut_at_the_clouds_limit_lose_nothing_and_are_no_more_than_a_role_can_hold():
     said = statements(Grant("a:B", (f"{index}{'x' * 2_500}",)) for index in range(5))
+
     made = documents("1", said)
 
     assert [len(document["Statement"]) for document in made] == [2, 2, 1]
     assert [statement for document in made for statement in document["Statement"]] == said
-
-
-def test_what_no_role_can_hold_is_refused():
     with pytest.raises(StacksError, match="11 policies, the longest of"):
         documents("1", statements(Grant("a:B", (f"{index}{'x' * 5_000}",)) for index in range(11)))
 

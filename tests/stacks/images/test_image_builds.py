@@ -14,14 +14,7 @@ from gpu_fleet_stacks.core.errors import StacksError
 from gpu_fleet_stacks.images import command
 from gpu_fleet_stacks.images.alicloud import AlicloudBuilds
 from gpu_fleet_stacks.images.aws import AwsBuilds
-from gpu_fleet_stacks.images.builds import (
-    POLL_S,
-    RETRY_S,
-    Build,
-    BuildState,
-    before,
-    follow_until_tried,
-)
+from gpu_fleet_stacks.images.builds import POLL_S, RETRY_S, Build, BuildState, before, follow_until_tried
 from gpu_fleet_stacks.payload import image_files
 from gpu_fleet_stacks.settings import stack_files
 from tests.stacks import alicloud_account, alicloud_examples, aws_account
@@ -36,14 +29,10 @@ AMI = "ami-{:017x}"
 EXECUTION = "wf-00000000-0000-0000-0000-000000000000"
 
 
-def summary(number, status="AVAILABLE", **more):
+def summary(number, status="AVAILABLE"):
     made = {"amis": [{"region": "us-east-1", "image": AMI.format(number)}]} if status == "AVAILABLE" else {}
-    return {
-        "arn": BUILD_ARN.format(number),
-        "state": {"status": status, **more},
-        "dateCreated": f"2026-11-{number:02}T03:00:00Z",
-        "outputResources": made,
-    }
+    built = {"arn": BUILD_ARN.format(number), "state": {"status": status}, "outputResources": made}
+    return built | {"dateCreated": f"2026-11-{number:02}T03:00:00Z"}
 
 
 class Cloud:
@@ -51,7 +40,7 @@ class Cloud:
 
     def __init__(self, images=(), statuses=(), promoted=None, sha256=None, settings=BUILDING):
         self.images, self.statuses, self.parameter = list(images), list(statuses), promoted
-        self.started = []  # number, pipeline and status of what the command began
+        self.started = {}  # number -> pipeline and status of what the command began
         sha256 = sha256 or image_files.recipe(settings).sha256
         pipeline = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
         recipe = {"arn": RECIPE, "description": f"The recipe of gpu-fleet, sha256 {sha256}"}
@@ -70,35 +59,29 @@ class Cloud:
 
     def page(self, params):
         """Return one build a page."""
-        before = self.images if params["imagePipelineArn"] == PIPELINE else []
-        begun = [
-            summary(number, status)
-            for number, pipeline, status in self.started
-            if pipeline == params["imagePipelineArn"]
-        ]
-        listed, place = [*before, *begun], int(params.get("nextToken", 0))
+        arn, place = params["imagePipelineArn"], int(params.get("nextToken", 0))
+        listed = [*self.images] if arn == PIPELINE else []
+        listed += [summary(number, status) for number, (of, status) in self.started.items() if of == arn]
         more = {"nextToken": str(place + 1)} if place + 1 < len(listed) else {}
         return {"imageSummaryList": listed[place : place + 1], **more}
 
     def start(self, params):
         """Start one build for each token."""
-        tokens = [asked["clientToken"] for asked in self.asked("StartImagePipelineExecution")]
+        tokens = [asked["clientToken"] for asked in self.begun]
         number = 9 + tokens.index(params["clientToken"])
-        self.started.append((number, params["imagePipelineArn"], "BUILDING"))
+        self.started[number] = (params["imagePipelineArn"], "BUILDING")
         return {"imageBuildVersionArn": BUILD_ARN.format(number)}
 
     def image(self, params):
         number, status = int(params["imageBuildVersionArn"].rpartition("/")[2]), self.statuses.pop(0)
         if status == "AVAILABLE":
             self.parameter = AMI.format(number)  # the pipeline's own distribution writes it
-        self.started = [
-            (known, pipeline, status if known == number else said) for known, pipeline, said in self.started
-        ]
+        if number in self.started:
+            self.started[number] = (self.started[number][0], status)
         return {"image": summary(number, status)}
 
     def read(self, _params):
-        known = [{"Name": PARAMETER, "Value": self.parameter}] if self.parameter else []
-        return {"Parameters": known}
+        return {"Parameters": [{"Name": PARAMETER, "Value": self.parameter}] if self.parameter else []}
 
     def write(self, params):
         self.parameter = params["Value"]
@@ -107,10 +90,15 @@ class Cloud:
     def asked(self, operation):
         return [params for name, params in self.account.asked if name.endswith(f":{operation}")]
 
+    @property
+    def begun(self):
+        """What the command asked for to start a build, each time."""
+        return self.asked("StartImagePipelineExecution")
+
 
 @pytest.fixture
 def run(monkeypatch):
-    """Return a function that runs the command with a fake cloud, without waits."""
+    """Return a function that runs the command with a fake cloud, without waits; it gives the result."""
     waited = []
     monkeypatch.setattr(command.time, "sleep", waited.append)
     monkeypatch.setattr(command, "_now", lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC))
@@ -137,23 +125,20 @@ def test_one_command_starts_follows_and_promotes(run):
         "id or parameter) and `gpu-fleet up test` has run",
     ]
     assert waited == [POLL_S] * 5
-    (started,) = cloud.asked("StartImagePipelineExecution")
+    (started,) = cloud.begun
     assert started["imagePipelineArn"] == PIPELINE
     assert cloud.asked("PutParameter") == []  # the pipeline itself wrote it, after its tests
 
 
-@pytest.mark.parametrize(
-    "image",
-    [{"parameter": PARAMETER, "mode": "baked", "bundled": True}, {"id": AMI.format(1), "mode": "baked"}],
-    ids=["boots the parameter", "follows its builds"],
-)
-def test_a_stack_that_boots_what_it_builds_has_nothing_left_to_do(run, image):
-    settings = stack(image=image | {"base_id": BUILDING.image.base_id})
-    cloud = Cloud(statuses=["AVAILABLE"], settings=settings)
+def test_a_stack_that_boots_what_it_builds_has_nothing_left_to_do(run):
+    by_parameter = {"parameter": PARAMETER, "mode": "baked", "bundled": True}
+    for image in (by_parameter, {"id": AMI.format(1), "mode": "baked"}):
+        settings = stack(image=image | {"base_id": BUILDING.image.base_id})
+        cloud = Cloud(statuses=["AVAILABLE"], settings=settings)
 
-    said, _ = run(command.build, cloud.builds)
+        said, _ = run(command.build, cloud.builds)
 
-    assert said.output.splitlines()[-1] == f"aws-prod: {AMI.format(9)} is built and tested, and promoted"
+        assert said.output.splitlines()[-1] == f"aws-prod: {AMI.format(9)} is built and tested, and promoted"
 
 
 def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
@@ -162,7 +147,7 @@ def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
     said, _ = run(command.build, cloud.builds)
 
     assert said.output.splitlines()[0] == f"aws-prod: follows build {BUILD_ARN.format(9)}"
-    assert cloud.asked("StartImagePipelineExecution") == []
+    assert cloud.begun == []
     # pasted below image:, it must give a stack that still builds
     printed = yaml.safe_load("{" + re.search(r"below image: (.*) \(keep", said.output).group(1) + "}")
     kept = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload}
@@ -178,7 +163,7 @@ def test_a_build_that_finished_is_reported_and_no_second_is_started_unless_asked
     assert said.output.startswith(
         f"aws-prod: {AMI.format(9)} of this recipe was built and tested on 2026-11-09T03:00:00Z; instances"
     )
-    assert (cloud.asked("StartImagePipelineExecution"), waited) == ([], [])
+    assert (cloud.begun, waited) == ([], [])
 
     said, _ = run(command.build, rolled_back.builds)
     assert f"{AMI.format(8)} is promoted; --again builds a new one" in said.output
@@ -186,7 +171,7 @@ def test_a_build_that_finished_is_reported_and_no_second_is_started_unless_asked
 
     said, _ = run(command.build, cloud.builds, BUILDING, "--again")
     assert said.exit_code == 0, said.output
-    assert len(cloud.asked("StartImagePipelineExecution")) == 1
+    assert len(cloud.begun) == 1
 
 
 def test_a_build_of_another_recipe_is_no_build_of_this_one_and_rollback_returns_to_it(run):
@@ -196,7 +181,7 @@ def test_a_build_of_another_recipe_is_no_build_of_this_one_and_rollback_returns_
     said, _ = run(command.build, cloud.builds)
     run(command.rollback, later.builds)
 
-    assert len(cloud.asked("StartImagePipelineExecution")) == 1, said.output
+    assert len(cloud.begun) == 1, said.output
     assert later.parameter == AMI.format(8)
 
 
@@ -212,24 +197,23 @@ def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
         "its log: s3://gpu-fleet-test-records-123456789012/image-logs/"
     )
     assert cloud.parameter == AMI.format(8)
-    assert len(cloud.asked("StartImagePipelineExecution")) == 1
+    assert len(cloud.begun) == 1
 
 
 def test_what_keeps_a_pipeline_from_building_is_one_message(run):
     another, down, denied = Cloud(sha256="f" * 64), Cloud(), Cloud()
     down.account.answers["imagebuilder:ListImagePipelines"] = {"imagePipelineList": []}
     denied.account.answers["imagebuilder:StartImagePipelineExecution"] = aws_account.Refusal()
-    errors = {
-        "builds another recipe than this gpu-fleet's": (another, StacksError),
-        "no pipeline gpu-fleet-test in us-east-1: `gpu-fleet up test` first": (down, StacksError),
-        "denied imagebuilder:StartImagePipelineExecution": (denied, CannotCheckError),
-    }
 
-    for says, (cloud, error) in errors.items():
+    for says, cloud, error in (
+        ("builds another recipe than this gpu-fleet's", another, StacksError),
+        ("no pipeline gpu-fleet-test in us-east-1: `gpu-fleet up test` first", down, StacksError),
+        ("denied imagebuilder:StartImagePipelineExecution", denied, CannotCheckError),
+    ):
         said, _ = run(command.build, cloud.builds)
         assert isinstance(said.exception, error)
         assert says in str(said.exception)
-        assert cloud.started == []
+        assert cloud.started == {}
 
 
 def test_each_cloud_has_its_own_builds_and_a_stack_without_a_base_gets_the_key_named():
@@ -539,10 +523,9 @@ def test_a_canary_that_finds_no_room_is_tried_in_the_next_zone(run):
     said, waited = run(command.build, cloud.builds)
 
     assert said.exit_code == 0, said.output
-    begun = cloud.asked("StartImagePipelineExecution")
-    assert [asked["imagePipelineArn"] for asked in begun] == [PIPELINE, ELSEWHERE, PIPELINE]
+    assert [asked["imagePipelineArn"] for asked in cloud.begun] == [PIPELINE, ELSEWHERE, PIPELINE]
     assert waited.count(RETRY_S) == 2
-    assert len({asked["clientToken"] for asked in begun}) == 3
+    assert len({asked["clientToken"] for asked in cloud.begun}) == 3
     assert f"no room: build {BUILD_ARN.format(9)} failed: test: LaunchCanary: Insufficient" in said.output
     assert cloud.parameter == AMI.format(11)
 
@@ -553,7 +536,7 @@ def test_a_build_that_the_stacks_controller_began_meanwhile_is_followed(run):
     fails = cloud.account.answers[STEPS]
 
     def controller_comes_first(_params):
-        cloud.started.append((10, ELSEWHERE, "BUILDING"))
+        cloud.started[10] = (ELSEWHERE, "BUILDING")
         return fails
 
     cloud.account.answers[STEPS] = controller_comes_first
@@ -562,7 +545,7 @@ def test_a_build_that_the_stacks_controller_began_meanwhile_is_followed(run):
 
     assert said.exit_code == 0, said.output
     assert f"follows build {BUILD_ARN.format(10)}" in said.output
-    assert len(cloud.asked("StartImagePipelineExecution")) == 1
+    assert len(cloud.begun) == 1
 
 
 def test_two_that_build_at_once_begin_one_build():
@@ -576,19 +559,14 @@ def test_two_that_build_at_once_begin_one_build():
     assert first.id == second.id
 
 
-def test_after_six_hours_without_room_nothing_is_promoted(run, monkeypatch):
+def test_after_six_hours_without_room_nothing_is_promoted():
     cloud = full(Cloud(promoted=AMI.format(8)), 99)
-    started = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
-    hours = iter(range(99))
+    start, steps = datetime(2026, 11, 22, 3, 0, tzinfo=UTC), iter(range(99))
+
+    def now():
+        return start + timedelta(minutes=20 * next(steps))
 
     with pytest.raises(StacksError, match="no instance to test on in 6 hours, nothing is promoted"):
-        follow_until_tried(
-            cloud.builds,
-            cloud.builds.start(),
-            lambda line: None,
-            lambda: started + timedelta(minutes=20 * next(hours)),
-            lambda seconds: None,
-        )
-
-    assert 4 <= len(cloud.asked("StartImagePipelineExecution")) <= 10
+        follow_until_tried(cloud.builds, cloud.builds.start(), lambda line: None, now, lambda seconds: None)
+    assert 4 <= len(cloud.begun) <= 10
     assert cloud.parameter == AMI.format(8)

@@ -246,8 +246,9 @@ def test_what_the_sweep_stopped_is_released_only_where_asked(fleet):
 
     assert "i-stopped: stopped by the sweep, in no group" in str(refused.exception)
     assert fleet.destroys() == []
-    assert fleet.run("--yes", "--terminate-stopped").exit_code == 0
+    fleet.destroy("--yes", "--terminate-stopped")
     assert fleet.world.states == {}
+    assert [call["InstanceId.1"] for call in fleet.asked("DeleteInstances")] == ["i-stopped"]
 
 
 def test_whatever_may_be_held_is_seen(fleet):
