@@ -10,6 +10,7 @@ from io import BytesIO
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from gpu_fleet_image.controllers.directory.aws import IdentityCenterGroups
 from gpu_fleet_image.controllers.directory.directory import MemberProfile
@@ -53,28 +54,23 @@ def directory(group=GROUP, **changes):
     return {"identity_store": STORE, "teams": {"vision": {"group": group}}, **changes}
 
 
+SAME = {name: {"group": GROUP} for name in ("vision", "speech")}
 REFUSED = {
-    "no store": (directory(identity_store=None), "access.directory.identity_store = null: required"),
-    "a store that is none": (directory(identity_store="main"), "must be an identity store's id"),
-    "a group by its name": (directory(group="vision"), "must be a group's id"),
-    "digits of another script": (directory(region="us-east-\u0661"), "must be a region of AWS"),
-    "a role that is none": (
-        directory(role="reader"),
-        "access.directory.role = 'reader': must be a role's ARN",
-    ),
-    "a region that is none": (directory(region="here"), "must be a region of AWS"),
-    "a team of the system": (directory(teams={"sudo": {"group": GROUP}}), "access.directory.teams = 'sudo'"),
-    "one group for two teams": (
-        directory(teams={"vision": {"group": GROUP}, "speech": {"group": GROUP}}),
-        "is the group of vision and speech",
-    ),
-    "no team": (directory(teams={}), "access.directory.teams"),
-    "a key that is none": (directory(keys={"ada": [KEY[:70]]}), "access.directory.keys.ada"),
+    "access.directory.identity_store = null: required": directory(identity_store=None),
+    "must be an identity store's id": directory(identity_store="main"),
+    "must be a group's id": directory(group="vision"),
+    "region = 'us-east-\u0661': must be a region of AWS": directory(region="us-east-\u0661"),
+    "access.directory.role = 'reader': must be a role's ARN": directory(role="reader"),
+    "region = 'here': must be a region of AWS": directory(region="here"),
+    "access.directory.teams = 'sudo'": directory(teams={"sudo": {"group": GROUP}}),
+    "is the group of vision and speech": directory(teams=SAME),
+    "access.directory.teams": directory(teams={}),
+    "access.directory.keys.ada": directory(keys={"ada": [KEY[:70]]}),
 }
 
 
 def test_what_a_directory_may_not_be_is_one_message():
-    made = [(stack_file(access={"directory": given}), says) for given, says in REFUSED.values()]
+    made = [(stack_file(access={"directory": given}), says) for says, given in REFUSED.items()]
     named_twice = {"people": {"ada": {"uid": 5001}}, "directory": directory(keys={"ada": [KEY]})}
     on_alicloud = alicloud_file(access={"directory": directory(group="vision")})
     only_aws = f"access.directory.identity_store = '{STORE}': is only for IAM Identity Center on AWS"
@@ -103,16 +99,10 @@ class Reader:
         return boto3.client("identitystore", REGION)
 
     def add(self, name):
-        user = self.store.create_user(
-            IdentityStoreId=STORE,
-            UserName=name,
-            DisplayName=name,
-            Name={"GivenName": name, "FamilyName": "x"},
-        )["UserId"]
-        made = self.store.create_group_membership(
-            IdentityStoreId=STORE, GroupId=self.group, MemberId={"UserId": user}
-        )
-        return made["MembershipId"]
+        names = {"UserName": name, "DisplayName": name, "Name": {"GivenName": name, "FamilyName": "x"}}
+        member = {"UserId": self.store.create_user(IdentityStoreId=STORE, **names)["UserId"]}
+        where = {"IdentityStoreId": STORE, "GroupId": self.group}
+        return self.store.create_group_membership(**where, MemberId=member)["MembershipId"]
 
     def remove(self, membership):
         self.store.delete_group_membership(IdentityStoreId=STORE, MembershipId=membership)
@@ -121,9 +111,8 @@ class Reader:
         environ = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
         environ |= self.function.inputs["environment"]["variables"]
         where = [str(self.code), str(self.runtime), self.function.inputs["handler"]]
-        return ran(
-            [sys.executable, "-I", "-S", "-c", SCRIPT, *where, datetime.now(UTC).isoformat()], env=environ
-        )
+        words = [*where, datetime.now(UTC).isoformat()]
+        return ran([sys.executable, "-I", "-S", "-c", SCRIPT, *words], env=environ)
 
     def roster(self):
         body = boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key=keys.stored(keys.ACCOUNTS))["Body"]
@@ -285,8 +274,6 @@ class IdentityStore:
 
     def describe_user(self, **asked):
         if asked["UserId"] not in self.users:
-            from botocore.exceptions import ClientError  # noqa: PLC0415 - of this stand-in alone
-
             raise ClientError({"Error": {"Code": "ResourceNotFoundException"}}, "DescribeUser")
         return self.users[asked["UserId"]]
 
@@ -345,9 +332,7 @@ class Ims:
 def ram(tmp_path_factory):
     """Return the registered function's unpacked archive, and its stack."""
     found = register(alicloud_stack(access=ACCESS))
-    (function,) = [
-        each.inputs for each in found.of_type("alicloud:fc/v3Function:V3Function") if "people" in each.name
-    ]
+    function = named(found, "alicloud:fc/v3Function:V3Function", "gpu-fleet-test-people").inputs
     folder = tmp_path_factory.mktemp("function")
     with zipfile.ZipFile(BytesIO(base64.b64decode(function["code"]["zipFile"]))) as archive:
         archive.extractall(folder)
@@ -363,20 +348,14 @@ def test_on_alibaba_cloud_members_of_a_ram_group_have_accounts_and_a_lost_group_
         s3 = boto3.client("s3", REGION)
         s3.create_bucket(Bucket=bucket)
         s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-        led = {
-            "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
-            "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": os.environ.get("AWS_ENDPOINT_URL", str(moto)),
-        }
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", str(moto))
+        led = {"GPU_FLEET_ALICLOUD_ENDPOINT": server.url, "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": endpoint}
+        call, environ = [sys.executable, "-I", "-S", "-c", CALL, str(folder)], {**variables, **ENVIRON, **led}
 
-        def run():
-            return ran(
-                [sys.executable, "-I", "-S", "-c", CALL, str(folder)], env={**variables, **ENVIRON, **led}
-            )
-
-        came = run()
+        came = ran(call, env=environ)
         body = s3.get_object(Bucket=bucket, Key=keys.stored(keys.ACCOUNTS))["Body"].read()
         ims.missing = True
-        lost = run()
+        lost = ran(call, env=environ)
         after = s3.get_object(Bucket=bucket, Key=keys.stored(keys.ACCOUNTS))["Body"].read()
 
     assert came.returncode == 0, came.stderr

@@ -118,11 +118,9 @@ def test_a_pool_that_drains_keeps_the_limits_and_the_rules_of_its_groups(cloud):
 
 
 def test_a_protected_stack_protects_what_holds_data(cloud):
-    storage = {"home": True, "scratch_gib": 3600}
-    if cloud is Cloud.ALICLOUD:
-        storage |= {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "ZRS"}
-    else:
-        storage |= {"scratch_gib": 1200}
+    kms = {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "ZRS"}
+    own = {Cloud.AWS: {"scratch_gib": 1200}, Cloud.ALICLOUD: {"scratch_gib": 3600, **kms}}
+    storage = {"home": True, **own[cloud]}
     found, words = declared(CLOUDS[cloud].stack(protected=True, storage=storage)), WORDS[cloud]
     stateful = {words.key, words.bucket, words.file_system}
     stateful |= {"aws:fsx/lustreFileSystem:LustreFileSystem"} if cloud is Cloud.AWS else set()

@@ -1,6 +1,7 @@
 """The queue's controller on Alibaba Cloud: its address, its instance, its secret, its ports, its price."""
 
 import ipaddress
+from itertools import product
 
 import pytest
 
@@ -34,45 +35,34 @@ def key_id(queued) -> str:
 def test_the_controller_stands_at_an_address_that_no_other_instance_is_given(queued):
     instance = named(queued, INSTANCE, CONTROLLER)
     home = ipaddress.ip_network(private_networks(ALICLOUD.stack())["cn-shenzhen-d"])
-    (vswitch,) = [
-        made
-        for made in queued.of_type("alicloud:vpc/switch:Switch")
-        if "private" in made.name and made.inputs["cidrBlock"] == str(home)
-    ]
+    private = [made for made in queued.of_type("alicloud:vpc/switch:Switch") if "private" in made.name]
+    (vswitch,) = [made for made in private if made.inputs["cidrBlock"] == str(home)]
 
     # the last three and the first are the cloud's own
     assert ipaddress.ip_address(instance.inputs["privateIp"]) == home.broadcast_address - 3
     assert instance.inputs["vswitchId"] == vswitch.id
 
 
-def test_pools_start_no_instance_before_the_controller_has_its_address(queued):
-    instance = named(queued, INSTANCE, CONTROLLER)
-
-    for template in queued.of_type(TEMPLATE):
-        assert (instance.urn in template.dependencies) is (template.name != CONTROLLER)
-
-
-def test_the_controller_is_private_hardened_encrypted_and_restarted_elsewhere(queued):
+def test_the_controller_is_private_hardened_encrypted_restarted_elsewhere_and_left_alone_by_a_new_image(
+    queued,
+):
     instance, template = named(queued, INSTANCE, CONTROLLER), named(queued, TEMPLATE, CONTROLLER)
 
     assert instance.inputs["launchTemplateId"] == template.id
     assert instance.inputs["maintenanceAction"] == "AutoRecover"
     for made in (instance, template):
-        assert made.inputs["internetMaxBandwidthOut"] == 0
-        assert made.inputs["httpTokens"] == "required"
+        assert (made.inputs["internetMaxBandwidthOut"], made.inputs["httpTokens"]) == (0, "required")
     disk = template.inputs["systemDisk"]
     assert (disk["encrypted"], disk["kmsKeyId"]) == (True, key_id(queued))
     assert template.inputs["ramRoleName"] == CONTROLLER
     # the price that is asked for is of this type
     assert template.inputs["instanceType"] == refresh.CONTROLLER
     assert refresh.CONTROLLER in prices.load(Cloud.ALICLOUD).quotes["queue_controller"].unit
-
-
-def test_a_new_payload_or_image_leaves_the_running_controller_alone(queued):
-    instance = named(queued, INSTANCE, CONTROLLER)
-
     assert not {"userData", "imageId", "launchTemplateVersion"} & instance.inputs.keys()
-    assert named(queued, TEMPLATE, CONTROLLER).inputs["updateDefaultVersionNumber"] is True
+    assert template.inputs["updateDefaultVersionNumber"] is True
+    # pools start no instance before the controller has its address
+    waiting = [made.name for made in queued.of_type(TEMPLATE) if instance.urn in made.dependencies]
+    assert waiting == [made.name for made in queued.of_type(TEMPLATE) if made is not template]
 
 
 @pytest.mark.parametrize("protected", [True, False])
@@ -133,11 +123,8 @@ def test_the_controller_takes_nothing_from_outside_and_reaches_the_homes_by_rule
     rules, inside = rules_of(settings), set(private_networks(settings).values())
     own = [rule for rule in rules if rule.group == firewall.QUEUE]
 
-    assert {(rule.ports, rule.peer) for rule in own if not rule.egress} == {
-        ((port, port), network)
-        for port in (configuration.CONTROLLER_PORT, configuration.DATABASE_PORT)
-        for network in inside
-    }
+    ports = [(port, port) for port in (configuration.CONTROLLER_PORT, configuration.DATABASE_PORT)]
+    assert {(rule.ports, rule.peer) for rule in own if not rule.egress} == {*product(ports, inside)}
     assert inside <= {rule.peer for rule in own if rule.egress and rule.ports == (firewall.NFS,) * 2}
     assert len({rule.label for rule in rules}) == len(rules)
 

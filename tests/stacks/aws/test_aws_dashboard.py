@@ -21,14 +21,14 @@ def body(declared):
 
 
 @pytest.fixture
-def rows(body):
-    """Return every metric of every graph, without searches."""
-    return [
-        [part for part in row if isinstance(part, str)]
-        for widget in body["widgets"]
-        for row in widget["properties"]["metrics"]
-        if isinstance(row[0], str)
-    ]
+def graphs(body):
+    """Return every line of every graph: a metric, or a search."""
+    return [row for widget in body["widgets"] for row in widget["properties"]["metrics"]]
+
+
+@pytest.fixture
+def rows(graphs):
+    return [[part for part in row if isinstance(part, str)] for row in graphs if isinstance(row[0], str)]
 
 
 def test_it_shows_size_work_memory_cost_sweep_and_spot(body):
@@ -45,19 +45,13 @@ def test_every_metric_is_one_that_a_user_publishes(rows, declared):
     assert {row[1] for row in rows if row[0] != own} <= OF_AWS
 
 
-def test_shares_in_use_and_computing_are_searched_for_in_the_stacks_own_namespace(body, declared):
+def test_shares_in_use_and_computing_are_searched_for_in_the_stacks_own_namespace(graphs, declared):
     own = metric_namespace(declared.settings.name)
-    searches = [
-        row[0]["expression"]
-        for widget in body["widgets"]
-        for row in widget["properties"]["metrics"]
-        if isinstance(row[0], dict)
-    ]
+    searches = [row[0]["expression"] for row in graphs if isinstance(row[0], dict)]
 
     def mean(name):
-        return (
-            f"AVG(SEARCH('{{\"{own}\",{metrics.DIMENSION_INSTANCE}}} MetricName=\"{name}\"', 'Average', 300))"
-        )
+        place = f'{{"{own}",{metrics.DIMENSION_INSTANCE}}}'
+        return f"AVG(SEARCH('{place} MetricName=\"{name}\"', 'Average', 300))"
 
     computing = f"{mean(metrics.METRIC_GPU_UTILISATION)} / 100"
     active = f"{mean(metrics.METRIC_GPU_SM_ACTIVITY)} / 100"
@@ -76,13 +70,10 @@ def test_every_pool_and_every_group_has_its_lines(rows, declared):
 def test_spot_interruptions_are_counted_by_a_rule_that_is_there(rows, declared):
     ((*_, name),) = [row for row in rows if row[1] == "TriggeredRules"]
 
-    rules = {
-        rule.outputs["name"]: rule.inputs for rule in declared.of_type("aws:cloudwatch/eventRule:EventRule")
-    }
-    assert json.loads(rules[name]["eventPattern"]) == {
-        "source": ["aws.ec2"],
-        "detail-type": ["EC2 Spot Instance Interruption Warning"],
-    }
+    rules = declared.of_type("aws:cloudwatch/eventRule:EventRule")
+    (pattern,) = [rule.inputs["eventPattern"] for rule in rules if rule.outputs["name"] == name]
+    warning = {"source": ["aws.ec2"], "detail-type": ["EC2 Spot Instance Interruption Warning"]}
+    assert json.loads(pattern) == warning
 
 
 def test_graphs_lie_side_by_side_and_never_on_one_another(body):

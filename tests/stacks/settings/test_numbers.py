@@ -130,9 +130,8 @@ def test_no_other_text_is_a_sum_of_money():
 def test_what_is_no_switch_is_refused_by_its_key(place, value):
     if place == ("protected",) and value in ("true", "false"):
         return
-    assert said(place, value) == [
-        f"{said(place, value)[0].split(': ')[0]}: must be true or false, without quotes"
-    ]
+    (line,) = said(place, value)
+    assert line.split(": ", 1)[1] == "must be true or false, without quotes"
 
 
 def test_pulumi_hands_a_switch_at_the_top_as_text():
@@ -148,10 +147,8 @@ def accepted(place: Place, value: int) -> Stack | None:
 
 def test_the_sweep_takes_the_largest_numbers_that_a_file_may_say():
     """It refuses its whole policy otherwise, and sweeps nothing."""
-    largest = {
-        place: accepted(place, entry["maximum"]) for place, entry in WHOLE.items() if "maximum" in entry
-    }
-    stacks = {key_of(place): read for place, read in largest.items() if read}
+    most = {place: entry["maximum"] for place, entry in WHOLE.items() if "maximum" in entry}
+    stacks = {key_of(place): read for place, value in most.items() if (read := accepted(place, value))}
 
     assert {"pools[0].size.max", "pools[0].max_lifetime_hours", "reaper.max_actions"} <= stacks.keys()
     for read in stacks.values():

@@ -22,22 +22,16 @@ def test_the_schema_and_the_settings_name_the_same_keys():
 
 def test_every_stack_sets_what_the_schema_gives_no_default_for():
     required = {f"gpu-fleet:{key}" for key, entry in SCHEMA.items() if "default" not in entry}
-    files = {
-        name: yaml.safe_load((ROOT / "stacks" / f"Pulumi.{name}.yaml").read_text())["config"]
-        for name in SHIPPED
-    }
+    paths = {name: ROOT / "stacks" / f"Pulumi.{name}.yaml" for name in SHIPPED}
+    files = {name: yaml.safe_load(path.read_text())["config"] for name, path in paths.items()}
 
     assert {name: missing for name, content in files.items() if (missing := required - content.keys())} == {}
 
 
 def test_a_key_the_settings_require_has_no_default_in_the_schema():
-    with_default = {
-        key
-        for key, field in SETTINGS.items()
-        if field.default is not MISSING or field.default_factory is not MISSING
-    }
+    fixed = {key for key, field in SETTINGS.items() if field.default is field.default_factory is MISSING}
 
-    assert [key for key in SCHEMA if "default" in SCHEMA[key] and key not in with_default] == []
+    assert [key for key in SCHEMA if "default" in SCHEMA[key] and key in fixed] == []
 
 
 def test_pulumis_copy_of_the_defaults_into_a_configuration_changes_no_setting():

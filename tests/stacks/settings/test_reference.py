@@ -18,11 +18,8 @@ def whole(**changes):
     return {"config": {f"{namespaces.PREFIX}{key}": value for key, value in stack_file(**changes).items()}}
 
 
-def test_the_command_prints_the_schema():
+def test_the_command_prints_the_schema_which_is_one():
     assert CliRunner().invoke(reference.command).output == reference.FILE.read_text()
-
-
-def test_the_schema_is_one():
     Draft202012Validator.check_schema(VALIDATOR.schema)
 
 
