@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +24,7 @@ from gpu_fleet_jobs.launch.network import control_environment, environment
 from gpu_fleet_jobs.launch.rendezvous import Rendezvous
 from tests.image.metadata_server import Server, metadata_server
 from tests.training.ports import reserved_port
-from tests.training.programs import DIGITS, Program, started
+from tests.training.programs import DIGITS, started
 
 INSTANCE_FILE = """
 schema_version = 1
@@ -205,25 +204,18 @@ def test_chosen_peers_replace_the_pool_and_this_instance_is_one_of_them(pool, co
     assert f"this instance, {last}, is not among them" in others.output
 
 
-def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, monkeypatch):
+def test_a_silent_metadata_service_and_fewer_gpus_than_the_pool_expects_are_named(
+    pool, config_file, monkeypatch
+):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 7)
-
-    result = dry_run(config_file)
-
-    assert result.exit_code == 75
-    assert "7 GPUs on this instance, the pool expects 8;" in result.output
-
-
-def test_a_silent_metadata_service_is_named(instance_file, config_file, monkeypatch):
+    fewer = dry_run(config_file)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+    silent = dry_run(config_file)
 
-    result = dry_run(config_file)
-
-    assert result.exit_code == 75
-    assert (
-        "http://127.0.0.1:1/latest/meta-data/instance-id: the metadata service does not answer"
-        in result.output
-    )
+    assert (fewer.exit_code, silent.exit_code) == (75, 75)
+    assert "7 GPUs on this instance, the pool expects 8;" in fewer.output
+    asked = "http://127.0.0.1:1/latest/meta-data/instance-id"
+    assert f"{asked}: the metadata service does not answer" in silent.output
 
 
 def test_a_wrong_key_of_the_instance_file_is_named(instance_file):
@@ -477,24 +469,13 @@ def test_two_instances_meet_and_start_their_trainers(forked, tmp_path):
     assert all("Train as CONFIG_FILE says" in text for text in said)
 
 
-def trained_alone(digits: Path, run: Path, *overrides: object) -> AbstractContextManager[Program]:
-    places = ("--data.path", digits, "--run.directory", run)
-    return started("gpu_fleet", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *places, *overrides)
-
-
-def test_a_loss_that_is_no_number_is_not_tried_again(digits, forked, tmp_path):
-    with trained_alone(digits, tmp_path / "run", "--optimizer.learning_rate", 1e30) as program:
-        status = program.finish()
-
-    assert status == 65, program.said
-    assert program.said.count("the loss of rank 0 is nan") == 1
-    assert json.loads((tmp_path / "run" / "failure.json").read_text())["rank"] == 0
-
-
 def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
-    run, long = tmp_path / "run", ("--run.epochs", 500, "--checkpoint.every_steps", 5)
+    run = tmp_path / "run"
+    places = ("--data.path", digits, "--run.directory", run)
+    long = ("--run.epochs", 500, "--checkpoint.every_steps", 5)
+    words = ("launch", DIGITS, "--alone", "--nproc-per-node", 1, *places, *long)
 
-    with trained_alone(digits, run, *long) as program:
+    with started("gpu_fleet", *words) as program:
         program.wait_for("event=checkpoint step=")
         program.process.send_signal(signal.SIGTERM)
         status = program.finish()
