@@ -141,9 +141,10 @@ def test_a_hold_is_changed_by_its_holder_the_instances_owner_and_root_alone(tags
 def test_status_and_explain_show_what_the_agent_saw_and_the_cloud_says_without_moving_the_cursor(tags):
     outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("process: \x1b[2J (7, ada)",))
     activity_file.write(paths.activity_file(), outcome, "i-9", "the whole instance")
+    explained = run("explain").output.splitlines()
     tags.of |= {TAG_REAP_AFTER: "2026-11-21T13:00:00+00:00", TAG_KEEP_UNTIL: "2026-11-21T15:00:00+00:00"}
 
-    said, explained = (run(command).output.splitlines() for command in ("status", "explain"))
+    said = run("status").output.splitlines()
 
     assert [row.split() for row in said[1:2]] == [["state", "active"]]
     assert "reasons     process: \\x1b[2J (7, ada)" in said
@@ -151,6 +152,7 @@ def test_status_and_explain_show_what_the_agent_saw_and_the_cloud_says_without_m
     assert "kept until  2026-11-21T15:00:00+00:00" in said
     assert said[-1].endswith("gpu-fleet status --stack aws-dev")
     assert "the rule" in explained
+    assert [line for line in explained if line.startswith(("marked", "kept"))] == [], "it is neither yet"
     assert explained[-1].endswith("on a laptop, gpu-fleet explain i-9 --stack aws-dev")
 
 
