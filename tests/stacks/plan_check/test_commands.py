@@ -49,6 +49,9 @@ class Shell:
         return written.read_text().splitlines() if written.exists() else []
 
 
+OVER_BUDGET = {"monthly": 100, "recipients": ["a@b.org"]}
+
+
 @pytest.fixture
 def shell(tmp_path, monkeypatch) -> Shell:
     monkeypatch.setattr(policy_pack.PolicyPack, "python", tmp_path)
@@ -56,13 +59,18 @@ def shell(tmp_path, monkeypatch) -> Shell:
     return Shell(tmp_path)
 
 
-def test_check_says_what_a_stack_holds_and_what_its_budget_leaves(shell):
+def test_check_says_what_a_stack_holds_and_what_its_budget_leaves(shell, monkeypatch):
     said, of_groups = shell.run("check", "aws-dev"), shell.run("check", "aws-prod")
+    budget = OVER_BUDGET | {"allow_overcommit": True}
+    monkeypatch.setattr(stack_files, "with_neighbours", lambda name: (stack(name, budget=budget), []))
+    over = shell.run("check", "mine")
 
     assert "aws-dev: OK; aws us-east-1, pools dev (up to 3 g5.xlarge)" in said
     assert "spot (up to 2 g5.xlarge, g6.xlarge or g4dn.xlarge)" in said
     assert "at worst 3,900.20 USD a month, 1,099.80 USD under the budget" in said
     assert "train (up to 4 p4d.24xlarge: 2 in each of us-east-1a, us-east-1b)" in of_groups
+    assert "USD over the budget" in over
+    assert "budget.allow_overcommit is true: the worst month may pass the budget" in over
 
 
 def test_check_names_unknown_assumed_and_foreign_prices(shell, monkeypatch):
@@ -77,9 +85,6 @@ def test_check_names_unknown_assumed_and_foreign_prices(shell, monkeypatch):
     assert "warning: prices that the stack assumes, in CNY: disk 1.5" in said
     assert "warning: prices of cn-shenzhen replace those of cn-hangzhou: ecs.gn7i-c8g1.2x" in said
     assert "at worst at least " in said
-
-
-OVER_BUDGET = {"monthly": 100, "recipients": ["a@b.org"]}
 
 
 @pytest.mark.parametrize("command", ["check", "rehearse"])
@@ -100,24 +105,11 @@ def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out
     assert "Traceback" not in said
 
 
-def test_overcommit_that_is_allowed_is_said(shell, monkeypatch):
-    budget = OVER_BUDGET | {"allow_overcommit": True}
-    monkeypatch.setattr(stack_files, "with_neighbours", lambda name: (stack(name, budget=budget), []))
+def test_a_wrong_name_or_a_missing_cli_is_one_message_that_helps(shell):
+    wrong = shell.run("up", "aws-dve", fails=True)
 
-    said = shell.run("check", "mine")
-
-    assert "USD over the budget" in said
-    assert "budget.allow_overcommit is true: the worst month may pass the budget" in said
-
-
-def test_a_wrong_name_is_answered_with_the_names_there_are(shell):
-    said = shell.run("up", "aws-dve", fails=True)
-
-    assert "error: no stack 'aws-dve'; known: " in said
-    assert "did you mean aws-dev?" in said
-
-
-def test_without_the_cli_each_command_says_how_to_get_it(shell):
+    assert "error: no stack 'aws-dve'; known: " in wrong
+    assert "did you mean aws-dev?" in wrong
     for command in ("preview", "up", "outputs"):
         said = shell.run(command, "aws-dev", fails=True)
         assert "https://www.pulumi.com/docs/iac/download-install/" in said

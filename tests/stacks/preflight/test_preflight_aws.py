@@ -111,9 +111,7 @@ def test_each_quota_holds_what_the_stack_needs_beside_what_others_of_the_account
         Row("image", FINE, "", DENIED),
         Row("VPCs", PROBLEM, others_vpcs, busy(5), remedy=vpc),
         Row("elastic addresses", PROBLEM, "5 in use beside it", busy(5), remedy=address),
-        Row(
-            AT_ONCE, PROBLEM, young_says, account(10), remedy="--service-code lambda --quota-code L-B99A9384"
-        ),
+        Row(AT_ONCE, PROBLEM, young_says, account(10), None, "--service-code lambda --quota-code L-B99A9384"),
         Row(AT_ONCE, PROBLEM, "needs 102, 900 in use beside it", young()),
         Row(AT_ONCE, FINE, "898 in use beside it", young(lambda_GetFunctionConcurrency=own_runs)),
     )

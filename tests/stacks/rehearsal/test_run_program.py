@@ -93,25 +93,16 @@ def test_components_are_grouped_know_their_children_count_as_nothing_made_and_a_
     assert (rehearsed.created, rehearsed.recorded, len(rehearsed.resources)) == (1, 0, 1)
 
 
-def test_dependencies_by_option_and_by_output_are_seen(clients):
+def test_a_resource_is_made_after_what_it_depends_on_by_option_or_by_output(clients):
     def program():
-        first = aws.sns.Topic("first")
-        second = aws.sns.Topic("second", opts=pulumi.ResourceOptions(depends_on=[first]))
-        aws.sns.TopicPolicy("policy", arn=second.arn, policy='{"Statement": []}')
+        first = aws.sns.Topic("z-first")
+        second = aws.sns.Topic("m-second", opts=pulumi.ResourceOptions(depends_on=[first]))
+        aws.sns.TopicPolicy("a-policy", arn=second.arn, policy='{"Statement": []}')
 
-    rehearsed = run(program)
+    first, second, policy = run(program).resources
 
-    first, second = rehearsed.of_type("aws:sns/topic:Topic")
-    assert second.dependencies == (first.urn,)
-    assert only(rehearsed, "aws:sns/topicPolicy:TopicPolicy").dependencies == (second.urn,)
-
-
-def test_a_resource_is_made_after_what_it_depends_on(clients):
-    def program():
-        waits = aws.sns.Topic("z-first")
-        aws.sns.Topic("a-second", display_name=waits.arn)
-
-    assert [resource.name for resource in run(program).resources] == ["z-first", "a-second"]
+    assert [made.name for made in (first, second, policy)] == ["z-first", "m-second", "a-policy"]
+    assert (second.dependencies, policy.dependencies) == ((first.urn,), (second.urn,))
 
 
 def test_a_resource_lands_in_the_region_of_its_provider(clients):
