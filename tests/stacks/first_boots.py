@@ -20,15 +20,12 @@ from gpu_fleet_stacks.settings import stack_files
 from tests.image.alicloud_server import ENVIRON, serving
 from tests.image.metadata_server import metadata_server
 from tests.ran import ran
+from tests.stacks.registered import TEMPLATES
 from tests.stacks.registrations import declared
 from tests.stacks.shipped import SHIPPED
 from tests.stacks.standing import usable
 
-STARTS = {
-    "aws:ec2/launchTemplate:LaunchTemplate",
-    "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
-    "alicloud:ess/scalingConfiguration:ScalingConfiguration",
-}
+STARTS = {*TEMPLATES}
 AGENT = "gpu-reaper.service"
 INSTANCE = "i-0123456789abcdef0"
 # A heartbeat a minute of the agent's clock; one minute of it is enough.

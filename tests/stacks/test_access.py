@@ -338,6 +338,10 @@ def by_settings_of_aws() -> Iterator[tuple[Judge, Right]]:
         changed = pair.tags("dev-large") | pair.most | {f"autoscaling:{part}": "1"}
         says, group = "changes a largest size alone", pair.group("dev-large")
         yield pair, limits(says, MAY_NOT, resource=group, context=changed)
+    training = pair.tags("dev-large") | pair.most
+    elsewhere = pair.arn("autoscaling", "autoScalingGroup:0a1b:autoScalingGroupName/another")
+    freezes = partial(Right, "reaper", "freezes its own groups alone", MAY_NOT, pair.freezes)
+    yield pair, freezes(elsewhere, training)
 
 
 def by_settings_of_alicloud() -> Iterator[tuple[Judge, Right]]:

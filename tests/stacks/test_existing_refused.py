@@ -39,13 +39,21 @@ def vpc(**changes: Any) -> dict[str, Any]:
     return {"existing": EXISTING | changes}
 
 
+def subnets(**by_zone: str | None) -> dict[str, Any]:
+    """Return the VPC with other subnets of zones, or without one."""
+    made = EXISTING["subnets"] | {zone.replace("_", "-"): subnet for zone, subnet in by_zone.items()}
+    return vpc(subnets={zone: subnet for zone, subnet in made.items() if subnet})
+
+
 def vswitches(**changes: Any) -> dict[str, Any]:
     return {"existing": EXISTING_VSWITCHES | changes}
 
 
 MADE = "is only for the stack's own network"
+HOME, SCRATCH = ({"storage": {key: value}} for key, value in (("home", True), ("scratch_gib", 2400)))
 OWN = {"cidr": "10.0.0.0/16", "existing": None}
 ELSEWHERE = KEY.replace("us-east-1", "us-west-2")
+AN_ARN = "must be the ARN of a key in us-east-1, such as arn:aws:kms:us-east-1:123456789012:key/"
 OTHERS_DATA = "gpu-fleet-guest-data-123456789012"
 
 
@@ -68,28 +76,20 @@ REFUSED = (
     network(f"network.nat = 'none': {MADE}; use network.existing.internet", nat="none"),
     network(f"network.peers = ['10.9.0.0/16']: {MADE}", peers=["10.9.0.0/16"]),
     network(f"network.s3_buckets = ['open-*']: {MADE}", s3_buckets=["open-*"]),
+    network("vpc_id = 'vpc-guest': must be the id of a VPC of aws, such as", **vpc(vpc_id="vpc-guest")),
+    network("us-east-1b = 'vsw-1': must be the id of a subnet of aws", **subnets(us_east_1b="vsw-1")),
     network(
-        "existing.vpc_id = 'vpc-guest': must be the id of a VPC of aws, such as", **vpc(vpc_id="vpc-guest")
-    ),
-    network(
-        "network.existing.subnets.us-east-1b = 'vsw-1': must be the id of a subnet of aws",
-        **vpc(subnets={ZONES[0]: A, ZONES[1]: "vsw-1"}),
-    ),
-    network(
-        "network.existing.subnets.us-east-1b = null: required, and missing: network.zones names the zone",
-        **vpc(subnets={ZONES[0]: A}),
+        "us-east-1b = null: required, and missing: network.zones names the zone", **subnets(us_east_1b=None)
     ),
     network(
         "subnets.us-east-1c = 'subnet-0123abcd': of no zone in use; network.zones are us-east-1a, us-east-1b",
-        **vpc(subnets=EXISTING["subnets"] | {"us-east-1c": "subnet-0123abcd"}),
+        **subnets(us_east_1c="subnet-0123abcd"),
     ),
     network(f"'{A}': given to 2 zones; a subnet is in one", **vpc(subnets=dict.fromkeys(ZONES, A))),
     network("network.existing.vpc = 'x': unknown key; did you mean 'vpc_id'?", **vpc(vpc="x")),
     network("existing.subnets = null: required, and missing", existing={"vpc_id": EXISTING["vpc_id"]}),
     network("existing = 'vpc-1': must be a mapping with the keys vpc_id, subnets", existing="vpc-1"),
-    network(
-        "= 'vpc-X': must be the id of a VPC of alicloud, such as", on_alicloud, **vswitches(vpc_id="vpc-X")
-    ),
+    network("= 'vpc-X': must be the id of a VPC of alicloud", on_alicloud, **vswitches(vpc_id="vpc-X")),
     network(
         f"network.existing.subnets.{E} = 'subnet-0123abcd': must be the id of a vSwitch of alicloud",
         on_alicloud,
@@ -101,29 +101,13 @@ REFUSED = (
     existing("scratch.id = '31a8e4b0c2': must be the id of a file system of CPFS", on_alicloud, scratch=NAS),
     existing("scratch.mount_name = null: must be its mount name", scratch={"id": LUSTRE["id"]}),
     existing("home.mount_name = 'abcdefgh': is only for F", home=EFS | {"mount_name": "abcdefgh"}),
-    existing(
-        "scratch.mount_name = 'x': is only for FSx",
-        on_alicloud,
-        scratch=CPFS | {"mount_name": "x"},
-    ),
-    existing(
-        "storage.home = true: storage.existing.home takes its place",
-        home=EFS,
-        more={"storage": {"home": True}},
-    ),
-    existing(
-        "storage.scratch_gib = 2400: storage.existing.scratch takes its place",
-        scratch=LUSTRE,
-        more={"storage": {"scratch_gib": 2400}},
-    ),
+    existing("mount_name = 'x': is only for FSx", on_alicloud, scratch=CPFS | {"mount_name": "x"}),
+    existing("storage.home = true: storage.existing.home takes its place", home=EFS, more=HOME),
+    existing("scratch_gib = 2400: storage.existing.scratch takes its place", scratch=LUSTRE, more=SCRATCH),
     existing(f"existing.home = '{EFS['id']}': needs network.existing", home=EFS, more={"network": OWN}),
     existing("storage.existing.home.id = null: required, and missing", home={"uid": "x"}),
     buckets(f"buckets = '{OTHERS_DATA}': is the stack's own; leave it out", **{OTHERS_DATA: {}}),
-    buckets(
-        "buckets.lab.key = 'alias/lab': must be the ARN of a key in us-east-1, such as "
-        "arn:aws:kms:us-east-1:123456789012:key/",
-        lab={"key": "alias/lab"},
-    ),
+    buckets(f"buckets.lab.key = 'alias/lab': {AN_ARN}", lab={"key": "alias/lab"}),
     buckets("must be the ARN of a key in us-east-1", lab={"key": ELSEWHERE}),
     buckets("must be the ARN of a key in us-east-1", lab={"key": KEY.replace("1:key", "\u0661:key")}),
     buckets("must be the ARN of a key in cn-shenzhen, such as acs:kms:", on_alicloud, lab={"key": KEY}),

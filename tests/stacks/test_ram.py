@@ -24,43 +24,41 @@ TEAM = {
 }
 
 
-def test_a_tag_lets_in_whom_it_names_and_an_absent_tag_no_caller():
-    assert judged([TEAM], **{"acs:ResourceTag/team": "dev"}) is Verdict.ALLOWED
-    assert judged([TEAM], **{"acs:ResourceTag/team": "ops"}) is Verdict.NOT_ALLOWED
-    assert judged([TEAM]) is Verdict.NOT_ALLOWED
+DENY = {"Effect": "Deny", "Action": "ecs:StartInstance", "Resource": "*"}
+OF_DEV, OF_OPS = ({"acs:ResourceTag/team": team} for team in ("dev", "ops"))
 
 
-def test_a_denial_takes_precedence():
-    deny = {"Effect": "Deny", "Action": "ecs:StartInstance", "Resource": "*"}
-
-    assert judged([TEAM, deny], **{"acs:ResourceTag/team": "dev"}) is Verdict.DENIED
+def on(resource):
+    return [{"Effect": "Allow", "Action": "ecs:*", "Resource": [resource]}]
 
 
-def test_a_resource_matches_by_its_parts():
-    verdicts = {
-        "acs:ecs:*:1:instance/*": Verdict.ALLOWED,
-        "acs:ecs:cn-hangzhou:*:instance/i-?": Verdict.ALLOWED,
-        "acs:ecs:cn-shanghai:1:instance/*": Verdict.NOT_ALLOWED,
-        "acs:ecs:*:2:instance/*": Verdict.NOT_ALLOWED,
-    }
-
-    found = {each: judged([{"Effect": "Allow", "Action": "ecs:*", "Resource": [each]}]) for each in verdicts}
-    assert found == verdicts
-
-
-def test_what_the_reference_leaves_open_is_an_error_rather_than_a_guess():
-    hanging = {
-        "Effect": "Allow",
-        "Action": "ecs:*",
-        "Resource": "*",
-        "Condition": {"StringNotEquals": {"acs:ResourceTag/team": ["ops"]}},
-    }
-
-    with pytest.raises(PolicyError, match="how RAM reads an absent key"):
-        judged([hanging])
+VERDICTS = (
+    # a tag lets in whom it names, and an absent one nobody
+    ([TEAM], OF_DEV, Verdict.ALLOWED),
+    ([TEAM], OF_OPS, Verdict.NOT_ALLOWED),
+    ([TEAM], {}, Verdict.NOT_ALLOWED),
+    # a denial takes precedence
+    ([TEAM, DENY], OF_DEV, Verdict.DENIED),
+    # a resource matches by its parts
+    (on("acs:ecs:*:1:instance/*"), {}, Verdict.ALLOWED),
+    (on("acs:ecs:cn-hangzhou:*:instance/i-?"), {}, Verdict.ALLOWED),
+    (on("acs:ecs:cn-shanghai:1:instance/*"), {}, Verdict.NOT_ALLOWED),
+    (on("acs:ecs:*:2:instance/*"), {}, Verdict.NOT_ALLOWED),
+)
 
 
-@pytest.mark.parametrize("operator", ["Null", "ArnLike", "StringEqualsIfExists", "ForAllValues:StringEquals"])
-def test_an_operator_that_ram_does_not_name_is_refused(operator):
-    with pytest.raises(PolicyError, match="is not judged here"):
-        judged([TEAM | {"Condition": {operator: {"acs:ResourceTag/team": ["dev"]}}}])
+def test_a_policy_decides_as_the_reference_says():
+    assert [row for row in VERDICTS if judged(row[0], **row[1]) is not row[2]] == []
+
+
+REFUSED = {
+    "StringNotEquals": "how RAM reads an absent key",  # which its reference leaves open
+    **dict.fromkeys(("Null", "ArnLike", "StringEqualsIfExists"), "is not judged here"),
+    "ForAllValues:StringEquals": "is not judged here",
+}
+
+
+@pytest.mark.parametrize("operator", REFUSED)
+def test_what_the_reference_leaves_open_or_does_not_name_is_an_error_rather_than_a_guess(operator):
+    with pytest.raises(PolicyError, match=REFUSED[operator]):
+        judged([TEAM | {"Condition": {operator: {"acs:ResourceTag/team": ["ops"]}}}])

@@ -67,6 +67,10 @@ def none_of(*keys: str) -> Condition:
     return lambda inputs: not any(key in inputs for key in keys)
 
 
+def given(*keys: str) -> Condition:
+    return lambda inputs: any(key in inputs for key in keys)
+
+
 def equal(key: str, *values: Any) -> Condition:
     return lambda inputs: inputs.get(key) in values
 
@@ -79,18 +83,22 @@ def each(key: str, holds: Condition) -> Condition:
     return lambda inputs: all(holds(part) for part in inputs.get(key, ()))
 
 
-SPOT_OPTIONS = ("onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotInstancePools")
+SPOT_OPTIONS = (
+    *("onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotInstancePools"),
+    "spotInstanceRemedy",
+)
+CUSTOM, PRIVATE = equal("metricType", "custom"), equal("resourcePoolOptionsStrategy", "PrivatePoolOnly")
+ALARM = "auto-scaling/api-createalarm"
+CONFIGURATION = "auto-scaling/api-createscalingconfiguration"
+TEMPLATE = "ecs/api-ecs-2014-05-26-createlaunchtemplate"
+ROTATION = "kms/key-management-service/api-kms-2016-01-20-updaterotationpolicy"
 
 _RULES: dict[str, tuple[tuple[str, Condition, Condition], ...]] = {
     "vpc/gatewayEndpoint": (("vpc_gateway_endpoint#policy_document", of_oss, has("policyDocument")),),
     "ess/alarm": (
         # GroupId is required when MetricType is custom; 0 is not sent
-        (
-            "auto-scaling/api-createalarm",
-            equal("metricType", "custom"),
-            lambda inputs: int(inputs.get("cloudMonitorGroupId") or 0) > 0,
-        ),
-        ("auto-scaling/api-createalarm", equal("metricType", "custom"), has("metricName", "dimensions")),
+        (ALARM, CUSTOM, lambda inputs: int(inputs.get("cloudMonitorGroupId") or 0) > 0),
+        (ALARM, CUSTOM, has("metricName", "dimensions")),
         # user_id and scaling_group are filled in by themselves and may not be given
         (
             "ess_alarm#dimensions",
@@ -102,21 +110,17 @@ _RULES: dict[str, tuple[tuple[str, Condition, Condition], ...]] = {
         # these are valid only if multi_az_policy is COST_OPTIMIZED
         (
             "ess_scaling_group#on_demand_base_capacity",
-            lambda inputs: any(key in inputs for key in (*SPOT_OPTIONS, "spotInstanceRemedy")),
+            given(*SPOT_OPTIONS),
             equal("multiAzPolicy", "COST_OPTIMIZED"),
         ),
         # desired_capacity of 0 is dropped by the provider (GetOk)
-        (
-            "ess_scaling_group#desired_capacity",
-            lambda inputs: "desiredCapacity" in inputs,
-            has("desiredCapacity"),
-        ),
+        ("ess_scaling_group#desired_capacity", given("desiredCapacity"), has("desiredCapacity")),
         ("ess_scaling_group#launch_template_version", has("launchTemplateId"), has("launchTemplateVersion")),
     ),
     "ess/scalingConfiguration": (
         # an interface names its security groups when none is named outside
         (
-            "auto-scaling/api-createscalingconfiguration",
+            CONFIGURATION,
             has("networkInterfaces"),
             each("networkInterfaces", has("securityGroupIds", "instanceType")),
         ),
@@ -133,15 +137,11 @@ _RULES: dict[str, tuple[tuple[str, Condition, Condition], ...]] = {
         ),
         (
             "ess_scaling_configuration#resource_pool_options_strategy",
-            equal("resourcePoolOptionsStrategy", "PrivatePoolOnly"),
+            PRIVATE,
             has("resourcePoolOptionsPrivatePoolIds"),
         ),
         # a KMS key takes effect only on an encrypted system disk
-        (
-            "auto-scaling/api-createscalingconfiguration",
-            has("systemDiskKmsKeyId"),
-            has("systemDiskEncrypted"),
-        ),
+        (CONFIGURATION, has("systemDiskKmsKeyId"), has("systemDiskEncrypted")),
     ),
     "ecs/ecsLaunchTemplate": (
         (
@@ -149,17 +149,9 @@ _RULES: dict[str, tuple[tuple[str, Condition, Condition], ...]] = {
             equal("instanceChargeType", "PostPaid"),
             none_of("period", "autoRenew"),
         ),
-        (
-            "ecs/api-ecs-2014-05-26-createlaunchtemplate",
-            one_of("httpTokens", "httpPutResponseHopLimit"),
-            equal("httpEndpoint", "enabled"),
-        ),
+        (TEMPLATE, one_of("httpTokens", "httpPutResponseHopLimit"), equal("httpEndpoint", "enabled")),
         # a KMS key takes effect only on an encrypted disk
-        (
-            "ecs/api-ecs-2014-05-26-createlaunchtemplate",
-            has("dataDisks"),
-            each("dataDisks", has("encrypted", "kmsKeyId")),
-        ),
+        (TEMPLATE, has("dataDisks"), each("dataDisks", has("encrypted", "kmsKeyId"))),
     ),
     "ess/scalingRule": (
         (
@@ -171,11 +163,7 @@ _RULES: dict[str, tuple[tuple[str, Condition, Condition], ...]] = {
     "kms/key": (
         ("kms_key#rotation_interval", equal("automaticRotation", "Enabled"), has("rotationInterval")),
         # an interval under 365 days needs a key in a KMS instance
-        (
-            "kms/key-management-service/api-kms-2016-01-20-updaterotationpolicy",
-            has("rotationInterval"),
-            has("dkmsInstanceId"),
-        ),
+        (ROTATION, has("rotationInterval"), has("dkmsInstanceId")),
     ),
     "kms/secret": (
         # in KMS 3.0 encryption_key_id and dkms_instance_id are required

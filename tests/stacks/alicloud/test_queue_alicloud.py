@@ -43,9 +43,7 @@ def test_the_controller_stands_at_an_address_that_no_other_instance_is_given(que
     assert instance.inputs["vswitchId"] == vswitch.id
 
 
-def test_the_controller_is_private_hardened_encrypted_restarted_elsewhere_and_left_alone_by_a_new_image(
-    queued,
-):
+def test_the_controller_is_private_hardened_encrypted_and_left_alone_by_a_new_image(queued):
     instance, template = named(queued, INSTANCE, CONTROLLER), named(queued, TEMPLATE, CONTROLLER)
 
     assert instance.inputs["launchTemplateId"] == template.id
