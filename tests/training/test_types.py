@@ -41,11 +41,6 @@ def python(tmp_path_factory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def checked(repository: Path, python: Path, cache: Path, **words: str) -> str:
     (repository / "script.py").write_text(SCRIPT.format(**words))
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--cache-dir", cache)
@@ -53,11 +48,10 @@ def checked(repository: Path, python: Path, cache: Path, **words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_mypy_finds_the_types_from_a_folder_of_ones_own(repository, python, cache):
-    assert checked(repository, python, cache, total="100").startswith("Success")
+def test_mypy_finds_the_types_from_a_folder_of_ones_own_and_says_where_a_user_is_wrong(
+    repository, python, tmp_path
+):
+    right, wrong = (checked(repository, python, tmp_path, total=total) for total in ("100", "'many'"))
 
-
-def test_mypy_says_where_a_user_is_wrong(repository, python, cache):
-    said = checked(repository, python, cache, total="'many'")
-
-    assert 'Argument 1 to "steps" of "Run" has incompatible type "str"; expected "int"' in said
+    assert right.startswith("Success")
+    assert 'Argument 1 to "steps" of "Run" has incompatible type "str"; expected "int"' in wrong

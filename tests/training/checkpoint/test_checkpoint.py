@@ -187,12 +187,15 @@ def test_a_disk_that_is_full_is_called_so(tmp_path, monkeypatch):
         saver.close()
 
 
-def test_what_went_up_comes_down_on_another_instance(alone, bucket, tmp_path):
+def test_what_went_up_comes_down_on_another_instance_and_again_once_it_is_damaged(alone, bucket, tmp_path):
     save(tmp_path / "here", 5, store=CheckpointStore(URI))
+    there = tmp_path / "there"
 
-    manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
+    first = newest_whole(alone, there, CheckpointStore(URI))
+    flip_a_bit(there / "step-5" / names.STATE)
+    again = newest_whole(alone, there, CheckpointStore(URI))
 
-    assert manifest == local.verify(tmp_path / "here/step-5") == local.verify(tmp_path / "there/step-5")
+    assert first == again == local.verify(tmp_path / "here/step-5") == local.verify(there / "step-5")
 
 
 def test_an_upload_without_its_manifest_is_no_checkpoint(bucket, tmp_path):
@@ -235,16 +238,6 @@ def test_a_damaged_upload_falls_back_to_the_one_before(*, name, damaged, alone, 
 
     assert manifest.step == 5
     assert "step=10" in caplog.text
-
-
-def test_a_damaged_local_copy_is_fetched_again(alone, bucket, tmp_path):
-    save(tmp_path, 5, store=CheckpointStore(URI))
-    flip_a_bit(tmp_path / "step-5" / names.STATE)
-
-    manifest = newest_whole(alone, tmp_path, CheckpointStore(URI))
-
-    assert manifest is not None
-    assert local.verify(tmp_path / "step-5").step == 5
 
 
 @pytest.mark.parametrize(

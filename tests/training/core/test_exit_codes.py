@@ -1,6 +1,7 @@
 """One table of exit statuses, which trainer, unit and page share."""
 
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 from gpu_fleet.core import errors, exit_codes, outcome
 from gpu_fleet.core.errors import TrainingError
 from gpu_fleet.core.lazy_groups import LazyGroup
+from tests.ran import ran
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
 
@@ -116,6 +118,25 @@ def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(t
 
     assert status == 65
     assert (tmp_path / "run" / outcome.FAILURE).exists()
+
+
+SWALLOWS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    pass
+raise ImportError("cannot load module more than once per process")
+"""
+
+
+def test_a_library_that_swallows_ctrl_c_does_not_keep_a_command_from_ending(tmp_path):
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    imports = "from gpu_fleet.core import lazy_groups; lazy_groups.imported('swallows')"
+
+    done = ran([sys.executable, "-c", imports], cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_a_group_answers_h_wrong_words_and_ctrl_c_as_its_commands_do():

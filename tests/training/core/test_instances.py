@@ -14,7 +14,7 @@ from gpu_fleet.checkpoint.uploader import Team
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import CheckpointError, DataError, StoreError
 from gpu_fleet.core.world import world
-from tests.training.checkpoint.test_checkpoint import save
+from tests.training.checkpoint.test_checkpoint import HookedStore, save
 from tests.training.examples import changed, gpt_table, train_rank, write_tokens
 from tests.training.ranks import run_ranks
 
@@ -58,15 +58,9 @@ def test_a_new_instance_fetches_what_the_other_uploaded(bucket, tmp_path):
 def fetched_into(root: Path) -> list[int]:
     """Return the steps that this rank, on its own instance, downloads into a folder that all share."""
     os.environ["LOCAL_RANK"] = "0"
-    fetched = []
-
-    class NotingStore(CheckpointStore):
-        def download(self, step: int, root: Path) -> None:
-            fetched.append(step)
-            super().download(step, root)
-
+    fetched: list[int] = []
     with world(config.Parallel()) as where:
-        found = newest_whole(where, root, NotingStore(URI))
+        found = newest_whole(where, root, HookedStore(fetched.append))
     assert found is not None
     assert found.step == 5
     return fetched
@@ -135,20 +129,13 @@ def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket, t
 
 def failing_upload(table: dict[str, Any], root: Path) -> str:
     """Return the error with which this rank ends when the bucket refuses the files of rank 1."""
-    disk = on_own_instance(root)
 
-    class RefusingStore(CheckpointStore):
-        def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:
-            if os.environ["RANK"] == "1":
-                raise StoreError(f"{self.uri}: cannot take step {step}: AccessDenied")
-            super().upload_files(folder, step, names, moved)
+    def refuse(step: int) -> None:
+        if os.environ["RANK"] == "1":
+            raise StoreError(f"{URI}: cannot take step {step}: AccessDenied")
 
-    manager.CheckpointStore = RefusingStore
-    try:
-        train_rank(changed(table, run={"directory": str(disk)}))
-    except CheckpointError as error:
-        return str(error)
-    return ""
+    manager.CheckpointStore = lambda *_: HookedStore(refuse)
+    return train_on_own_disk(table, root)
 
 
 def test_a_part_that_does_not_come_up_is_named_by_rank_and_step_and_there_is_no_checkpoint(bucket, tmp_path):

@@ -140,12 +140,21 @@ def test_a_model_of_ones_own_is_averaged_and_sharded_by_its_lists_of_layers(digi
     assert train_on(2, sharded)["outcome"] == "finished"
 
 
-def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """Copy the example's code to a folder, from which it is to be started; return configuration and file."""
+def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
+    """Copy the example's code to a folder, from which it is to be started; its loss imports a module late.
+
+    Return the configuration, and the file of the module that is imported only when the loss is called.
+    """
     folder.mkdir(exist_ok=True)
-    file = folder / "my_code.py"
-    file.write_text((EXAMPLES / "own_regression.py").read_text())
-    return json.loads(json.dumps(table).replace("training/examples/own_regression.py", "my_code.py")), file
+    name = table["loss"]["name"].partition(":")[2]
+    code = (EXAMPLES / "own_regression.py").read_text() + LATE.replace("* loss(", f"* {name}(")
+    (folder / "my_code.py").write_text(code)
+    table = json.loads(json.dumps(table).replace("training/examples/own_regression.py", "my_code.py"))
+    table["loss"]["name"] = "my_code.py:late"
+    (folder / "helpers").mkdir()
+    module = folder / "helpers/scales.py"
+    module.write_text("SCALE = 1.0\n")
+    return table, module
 
 
 def started_in(folder: Path, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
@@ -163,17 +172,6 @@ def tried_in(folder: Path, table: dict[str, Any]) -> tuple[int, str]:
     return tried_alone(table, folder)
 
 
-def gone_on_elsewhere(
-    table: dict[str, Any], uri: str, here: Path, there: Path
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the outcomes of an undisturbed run, and of one that is stopped `here` and resumed `there`."""
-    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
-    uploaded = changed(table, checkpoint={"uri": uri})
-    started_in(here, uploaded, stop_at=2)
-    there.mkdir()
-    return straight, started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
-
-
 LATE = """
 
 def late(*arguments, **options):
@@ -181,18 +179,6 @@ def late(*arguments, **options):
 
     return SCALE * loss(*arguments, **options)
 """
-
-
-def with_late_module(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
-    """Return an example whose loss imports a module only when it is called, and the file of the module."""
-    table, file = with_own_file(table, folder)
-    name = table["loss"]["name"].partition(":")[2]
-    file.write_text(file.read_text() + LATE.replace("* loss(", f"* {name}("))
-    table["loss"]["name"] = "my_code.py:late"
-    (folder / "helpers").mkdir()
-    module = folder / "helpers/scales.py"
-    module.write_text("SCALE = 1.0\n")
-    return table, module
 
 
 def test_changed_code_is_another_run_until_it_is_allowed(digits, tmp_path):
@@ -342,10 +328,14 @@ def test_a_module_from_elsewhere_is_kept_by_its_name_and_one_that_vanishes_is_le
 def test_the_code_travels_with_the_checkpoint(bucket, digits, tmp_path):
     """Another instance has only the configuration; modules that functions import travel too."""
     here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
+    for folder in (here, there):
+        folder.mkdir()
     table, module = with_late_module(example("own_regression", here / "run", digits), here)
+    uploaded = changed(table, checkpoint={"uri": f"s3://{bucket}/mine"})
 
-    straight, resumed = gone_on_elsewhere(table, f"s3://{bucket}/mine", here, there)
+    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
+    started_in(here, uploaded, stop_at=2)
+    resumed = started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
 
     own = (here / "my_code.py").read_bytes()
     assert (there / "run/code/my_code.py").read_bytes() == own

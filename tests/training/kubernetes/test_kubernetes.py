@@ -142,11 +142,8 @@ def test_all_pods_know_pod_0_by_a_name_that_stays():
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "digits"}
-    assert (job["spec"]["completionMode"], job["spec"]["completions"], job["spec"]["parallelism"]) == (
-        "Indexed",
-        2,
-        2,
-    )
+    counted = tuple(job["spec"][key] for key in ("completionMode", "completions", "parallelism"))
+    assert counted == ("Indexed", 2, 2)
     assert "job-completion-index" in variables["PET_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
 
 
@@ -161,9 +158,12 @@ def test_kubeflow_trainer_sets_the_variables_of_torchrun_itself():
     assert pod_of(manifests)["containers"][0]["name"] == "node"  # Trainer looks for this one
 
 
-def test_the_pod_fits_the_restricted_standard():
+def test_a_pod_fits_the_restricted_standard_and_has_what_was_asked_for():
     pod = pod_of(rendered(*EVERYTHING))
     container = pod["containers"][0]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    variables = {variable["name"] for variable in container["env"]}
 
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 2000
@@ -175,15 +175,6 @@ def test_the_pod_fits_the_restricted_standard():
     }
     kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
     assert kinds == {"emptyDir", "configMap", "persistentVolumeClaim"}
-
-
-def test_resources_volumes_and_rights_are_what_was_asked_for():
-    pod = pod_of(rendered(*EVERYTHING))
-    container = pod["containers"][0]
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
-    variables = {variable["name"] for variable in container["env"]}
-
     assert container["resources"]["limits"] == container["resources"]["requests"]
     assert container["resources"]["limits"] == {
         "nvidia.com/gpu": "8",

@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,19 +97,19 @@ def test_torchrun_reads_nothing_of_the_whole_run_for_one_of_its_parts():
     assert "PET_NNODES" not in kept
 
 
-def test_a_part_that_hangs_is_ended_with_all_its_processes(restored_signals):
-    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+WAITS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
-    assert command.run_part(waits, os.environ, Forwarded(), longest_s=0.05) == -signal.SIGKILL
+
+def test_a_part_that_hangs_is_ended_with_all_its_processes(restored_signals):
+    assert command.run_part(WAITS, os.environ, Forwarded(), longest_s=0.05) == -signal.SIGKILL
 
 
 def test_a_signal_reaches_the_part_under_way(restored_signals):
     forwarded = Forwarded()
-    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
     asked = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
     asked.start()
 
-    status = command.run_part(waits, os.environ, forwarded)
+    status = command.run_part(WAITS, os.environ, forwarded)
     asked.join()
 
     assert (status, forwarded.any) == (-signal.SIGTERM, True)
@@ -167,10 +168,7 @@ def test_without_fio_python_measures_and_its_operations_are_a_lower_bound(tmp_pa
 
 def test_a_folder_that_only_the_cache_can_serve_is_unknown(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-
-    def refuse(*_):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
+    refuse = Mock(side_effect=OSError(errno.EINVAL, os.strerror(errno.EINVAL)))
     monkeypatch.setattr("gpu_fleet_jobs.measure.direct_io._opened", refuse)
 
     speeds = storage.folder_speeds(MeasuredFolder("scratch", tmp_path), SHORT)

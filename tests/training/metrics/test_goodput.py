@@ -21,7 +21,7 @@ from gpu_fleet_image.core.document import written
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.payload import instance_file, sweep_policy
 from gpu_fleet_stacks.rehearsal.metadata import metadata_service
-from gpu_fleet_stacks.settings import Market, Pool, Size, Stack
+from gpu_fleet_stacks.settings import Market, Size, Stack
 from gpu_fleet_stacks.settings.quantities import Level
 from tests.stacks.examples import pool, stack
 from tests.training.examples import changed, gpt_table, killed_rank, train_on
@@ -174,7 +174,9 @@ def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     """The price is that of the market of this very instance."""
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
-    priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))
+    one = Size(min=0, desired=1, max=1)
+    usual = replace(in_a_spot_pool.pools[0], market=Market.ON_DEMAND, size=one)
+    priced = estimate(replace(in_a_spot_pool, pools=(usual,)))
     on_demand = float(priced.hour(Level.NOW, priced.of_pool("dev")).expected.amount)
     pool_prices = written(sweep_policy.policy(in_a_spot_pool))["budget"]["pools"]["dev"]
     spot = float(SPOT_USD) + float(pool_prices["disk_per_hour"])
@@ -185,11 +187,6 @@ def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     shown = CliRunner().invoke(cli.main, ["report", str(tmp_path / "run")]).output
     assert f"cost of unproductive time: {found.price_lost(hour):,.2f} of " in shown
     assert f"at {hour:,.2f} USD an hour" in shown
-
-
-def usual_pool(declared: Stack) -> Pool:
-    """One on-demand instance of the pool."""
-    return replace(declared.pools[0], market=Market.ON_DEMAND, size=Size(min=0, desired=1, max=1))
 
 
 def test_without_a_policy_a_run_trains_without_a_price(in_a_spot_pool, bucket, caplog):

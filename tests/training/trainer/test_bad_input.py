@@ -1,7 +1,6 @@
 """A user's mistake gets one message that names the key, the value and the allowed values."""
 
 import errno
-import json
 import re
 import shutil
 import struct
@@ -238,17 +237,6 @@ def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     assert f"{file}: {message}" in said
 
 
-def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(pictures, data, symlinks=False)
-    min((data / "train").glob("*/*.png")).write_bytes(b"not a picture")
-
-    status, _ = tried_alone(resnet_table(data, tmp_path / "run", steps=1), tmp_path)
-
-    assert status == 0
-    assert json.loads((tmp_path / "run/result.json").read_text())["outcome"] == "finished"
-
-
 def broken_held_out(pictures: Path, data: Path, count: int) -> Path:
     """Copy the data set, and break its first `count` held-out pictures."""
     shutil.copytree(pictures, data, symlinks=False)
@@ -283,17 +271,6 @@ def test_a_picture_too_large_to_be_one_is_a_corrupt_sample():
 
     with pytest.raises(CorruptSampleError, match="exceeds limit"):
         decode(bytes(header), config.Data(path="pictures"), training=False, chance=np.random.default_rng())
-
-
-def test_a_full_device_is_reported_with_the_knobs_that_help():
-    settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
-
-    error = rank.explained(
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), settings
-    )
-
-    for knob in ("--run.accumulation 4", "--precision.dtype bf16", "--parallel.strategy fsdp"):
-        assert knob in str(error)
 
 
 def test_what_a_full_device_is_advised_is_accepted_by_a_run_with_checkpoints(tokens, tmp_path):
