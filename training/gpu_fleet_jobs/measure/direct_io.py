@@ -88,7 +88,7 @@ def _random(file: Path, size: int, seconds: float, flags: int, operation: Operat
     def work(number: int) -> None:
         chance, memory = np.random.default_rng(number), _buffer(PAGE)
         try:
-            while time.perf_counter() < until:
+            while counts[number] == 0 or time.perf_counter() < until:
                 for page in chance.integers(0, size // PAGE, AT_ONCE).tolist():
                     operation(descriptor, memory, page * PAGE)
                 counts[number] += AT_ONCE
