@@ -245,7 +245,7 @@ def test_an_instance_that_the_cloud_names_again_is_not_gone():
 def test_other_pools_in_the_policy_are_read_by_slurm_at_a_new_start_and_else_at_the_next_look():
     """A node that runs a job at `scontrol reconfigure` would get no other job (22.05)."""
     site = Site(changed=True)
-    site.refuse("scontrol")
+    site.refuse("shutdown")
     with pytest.raises(SlurmError):
         site.look()
     site.changed, site.watch.ask = False, site.ask

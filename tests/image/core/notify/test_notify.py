@@ -287,7 +287,7 @@ def test_an_instance_that_is_unknown_every_other_sweep_is_reported_once_a_day_an
         due, memory = due_alerts(decisions, memory, NOW + number * timedelta(minutes=10))
         mails += bool(due)
 
-    _, later = due_alerts([], memory, NOW + timedelta(days=2))
+    _, later = due_alerts([], memory, NOW + timedelta(days=1, minutes=10))
     assert (mails, len(memory), later) == (1, 1, {})
 
 

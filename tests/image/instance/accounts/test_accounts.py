@@ -219,6 +219,7 @@ def test_an_unreadable_roster_locks_no_account_and_says_so(read, tmp_path):
 
     assert [person.name for person in present] == ["ada", "bob"]
     assert "event=roster-not-read" in problem
+    assert "the bucket does not answer" in roster(unreadable, last_good)[1]
     assert carried_out(None, System(lambda: True, pytest.fail)) == [], "nothing is touched"
 
 

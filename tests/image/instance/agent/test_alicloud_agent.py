@@ -134,6 +134,9 @@ def test_the_cloud_is_asked_for_group_and_mark_every_two_minutes_and_for_protect
     assert cloud.asked["DescribeScalingInstances"] == cloud.asked["DescribeInstances"] == 2
     assert (cloud.actions.state, cloud.asked["SetInstancesProtection"]) == ("Protected", 1)
     assert listening.mark() == NOON
+    cloud.actions, listening.now = None, listening.now + timedelta(minutes=2)
+    with pytest.raises(CloudError):  # a cloud that does not answer says nothing
+        listening.find()
 
 
 def test_an_instance_of_the_spot_market_is_left_to_it(cloud, listening):

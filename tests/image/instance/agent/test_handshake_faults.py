@@ -53,14 +53,16 @@ def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(
 
 def test_two_sweeps_at_once_end_an_instance_once(live):
     (instance,) = marked_and_due(live)
+    refused = []
 
     def another():
-        with pytest.raises(InstanceError, match="another sweep"):
+        with pytest.raises(InstanceError, match="another sweep") as said:
             live.sweep()
+        refused.append(said)
 
     live.on_call("GetMetricData", another)
 
-    assert len(live.sweep()["acted"]) == 1
+    assert (len(live.sweep()["acted"]), len(refused)) == (1, 1)
     assert instance.truth.ended_at is not None
 
 

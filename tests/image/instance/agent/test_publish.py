@@ -54,7 +54,8 @@ def test_what_is_not_known_to_be_idle_is_a_code():
     key = metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"
 
     assert {state: published(judgement(state))[key] for state in codes} == codes
-    assert published(IDLE, unfit=True) == published(IDLE) | {key: metrics.CODE_UNFIT}
+    for outcome in (IDLE, BLIND_GPUS):
+        assert published(outcome, unfit=True) == published(outcome) | {key: metrics.CODE_UNFIT}
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"ready": "no"}', '{"ready": null}', "\xff"])
@@ -97,6 +98,7 @@ def test_on_the_wall_s_time_a_heartbeat_is_sent_at_once_without_a_time_and_dropp
         publisher.add(ONE, NOON)
 
     assert sent(client) == [{"Namespace": "GpuFleet/x", "MetricData": [*ONE]}] * 2
+    assert not any("Timestamp" in datum for datum in ONE)
     assert caplog.text.count("event=heartbeat-lost") == 1
 
 

@@ -157,9 +157,11 @@ def test_status_and_explain_show_what_the_agent_saw_and_the_cloud_says_without_m
 
 
 def test_before_the_first_minute_is_judged_that_is_said(tags):
-    said = [run(command).output for command in ("status", "explain")]
+    said = [run(command) for command in ("status", "explain")]
 
-    assert all("activity.json: not there or damaged; an agent that has just started" in text for text in said)
+    assert [each.exit_code for each in said] == [1, 1]
+    why = "activity.json: not there or damaged; an agent that has just started"
+    assert all(why in each.output for each in said)
 
 
 @pytest.mark.parametrize("words", [("keep", "1h", "--reason", "x"), ("release",)])

@@ -120,6 +120,7 @@ def test_sources_within_a_key_are_told_apart_and_not_remembered_without_end():
     assert redact(f"unit {MOST_SOURCES + 49}", KEY[1]) == MASK
     assert redact("unit 0", KEY[1]) == KEY[1]
     assert redact("another", "step 4") == "step 4"
+    assert redact(f"unit {MOST_SOURCES}", KEY[1]) == MASK, "another's lines between end no key"
 
 
 @given(st.text(max_size=300))

@@ -11,7 +11,7 @@ from unittest.mock import Mock, call
 import boto3
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.core.alicloud_credentials import AccessKey, Credentials
@@ -186,6 +186,7 @@ def test_any_lines_are_read_by_protobufs_own_library_as_they_were(many):
 
 
 @given(st.lists(st.text(max_size=40).map(lambda text: text * 2500), min_size=1, max_size=40))
+@example(["x" * 100_000] * 40)
 def test_no_call_takes_more_than_the_service_does(texts):
     def of_aws(lines):
         return sum(len(aws.message(each).encode()) + EVENT_BYTES for each in lines)
