@@ -10,6 +10,7 @@ from gpu_fleet_image.core import keys
 from gpu_fleet_image.instance.agent import kept_files
 from gpu_fleet_stacks.settings import Market, Nat
 from tests.stacks.clouds import WORDS
+from tests.stacks.examples import stack
 from tests.stacks.iam import Request, Verdict, decide, listed
 from tests.stacks.judges import (
     ALICLOUD_ACCOUNTS,
@@ -18,6 +19,7 @@ from tests.stacks.judges import (
     AWS_PAIR,
     DENIED,
     EVERYTHING,
+    FREEZING,
     MAILING,
     MAY,
     MAY_NOT,
@@ -29,6 +31,7 @@ from tests.stacks.judges import (
     Right,
     judge_of,
 )
+from tests.stacks.registrations import declared
 
 Rights = Iterator[Right]
 LEDGER = "reaper/ledger/2026/11/21/i-1.json"
@@ -114,11 +117,13 @@ def of_aws_instances(judge: AwsJudge, name: str) -> Rights:
         kept = {"aws:TagKeys": tags}
         yield own("keeps, releases and withdraws itself", MAY, TAGS, judge.instance(SELF), me | kept)
         yield own("marks no neighbour", MAY_NOT, TAGS, judge.instance(NEIGHBOUR), neighbour | kept)
-    for tag in ("managed", "stack", "pool", "owner", "protected", "idle-since", "reap-after"):
+    for tag in ("managed", "stack", "pool", "owner", "protected", "taken", "idle-since", "reap-after"):
         for tags in ([f"gpu-fleet:{tag}"], [*KEEP, f"gpu-fleet:{tag}"]):
             changed = me | {"aws:TagKeys": tags}
             yield own("changes no other tag of itself", MAY_NOT, TAGS, judge.instance(SELF), changed)
     yield own("deletes not all its tags by naming none", MAY_NOT, TAGS[1:], judge.instance(SELF), me)
+    for context in (judge.tags(name, stack="other") | {"aws:TagKeys": KEEP}, {"aws:TagKeys": ["Name"]}):
+        yield own("marks nothing else", MAY_NOT, TAGS, judge.instance(SELF), me | context)
     # EC2 gives a role's session the instance's id for a name, and nobody else may take the role
     session = {"aws:userid": f"AROAEXAMPLE:{SELF}"}
     callers = {
@@ -257,6 +262,8 @@ def of_the_alicloud_sweep(judge: AlicloudJudge) -> Rights:
         ends, context = ["ecs:DeleteInstances", "ecs:StopInstances"], judge.tags("dev", **tags)
         denied = "is denied what it must never end, whatever else is attached"
         yield sweep(denied, DENIED, ends, judge.instance(NEIGHBOUR), context)
+    singly, others = ["ecs:DeleteInstance", "ecs:StopInstance"], judge.tags("dev", stack="other")
+    yield sweep("ends none of another stack", MAY_NOT, singly, judge.instance(NEIGHBOUR), others)
     for role, place in {f"{judge.pools[0]}-instance": "data", "reaper": "records"}.items():
         reads = partial(Right, role, actions=["oss:GetObject"], resource=judge.bucket(place, "reaper/x"))
         yield reads("reads by TLS", MAY)
@@ -364,6 +371,14 @@ def by_settings_of_alicloud() -> Iterator[tuple[Judge, Right]]:
 @pytest.mark.parametrize("rights", [by_settings_of_aws, by_settings_of_alicloud])
 def test_a_setting_adds_to_the_sweep_what_is_said_of_it_and_no_more(rights):
     assert [wrong for judge, right in rights() for wrong in judge.wrong([right])] == []
+
+
+def test_a_freeze_that_finds_no_training_pool_is_given_no_right():
+    settings = stack("trainless", budget={"monthly": 5000, **FREEZING})
+
+    (policy,) = AwsJudge(settings, declared(settings)).identity("reaper")
+
+    assert [action for action in AwsJudge.freezes if action in policy] == []
 
 
 # what a setting adds on AWS

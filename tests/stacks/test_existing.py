@@ -178,7 +178,7 @@ def test_the_registered_user_data_leads_to_files_and_buckets_as_it_would_to_the_
         "existing_bucket_uris": ["s3://lab-datasets", "s3://lab-results"],
     }
 
-    assert [said for said in instance_files(guest.rehearsed) if not said.items() >= leads.items()] == []
+    assert {said.items() >= leads.items() for said in instance_files(guest.rehearsed)} == {True}
 
 
 def test_the_pools_own_groups_open_to_the_vpc_that_was_found_and_no_group_of_the_owners_changes(guest):

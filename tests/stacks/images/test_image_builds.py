@@ -186,14 +186,15 @@ def test_a_build_of_another_recipe_is_no_build_of_this_one_and_rollback_returns_
 
 
 def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
-    cloud = Cloud(statuses=["FAILED"], promoted=AMI.format(8))
-    cloud.account.answers |= failing("ExecuteComponents", "check-image exited with 1")
+    """It has room in another zone, and is not tried there."""
+    cloud = full(Cloud(promoted=AMI.format(8)), 1)
+    cloud.account.answers |= failing("LaunchCanary", "check-image exited with 1")
 
     said, _ = run(command.build, cloud.builds)
 
     assert isinstance(said.exception, StacksError)
     assert str(said.exception) == (
-        f"build {BUILD_ARN.format(9)} failed: test: ExecuteComponents: check-image exited with 1; "
+        f"build {BUILD_ARN.format(9)} failed: test: LaunchCanary: check-image exited with 1; "
         "its log: s3://gpu-fleet-test-records-123456789012/image-logs/"
     )
     assert cloud.parameter == AMI.format(8)

@@ -106,10 +106,10 @@ def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out
 
 
 def test_a_wrong_name_or_a_missing_cli_is_one_message_that_helps(shell):
-    wrong = shell.run("up", "aws-dve", fails=True)
-
-    assert "error: no stack 'aws-dve'; known: " in wrong
-    assert "did you mean aws-dev?" in wrong
+    for command in ("up", "destroy"):
+        wrong = shell.run(command, "aws-dve", fails=True)
+        assert "error: no stack 'aws-dve'; known: " in wrong
+        assert "did you mean aws-dev?" in wrong
     for command in ("preview", "up", "outputs"):
         said = shell.run(command, "aws-dev", fails=True)
         assert "https://www.pulumi.com/docs/iac/download-install/" in said

@@ -492,7 +492,7 @@ def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks(
     answers = found(guest(), foreign_vpc())
     routed = "has its routes and 250 free addresses"
 
-    assert answers["VPC"].says == f"{VPC} has 10.77.0.0/16"
+    assert (answers["VPC"].rating, answers["VPC"].says) == (FINE, f"{VPC} has 10.77.0.0/16")
     for zone in VSWITCHES:
         vswitch = answers[f"vSwitch of {zone}"]
         assert (vswitch.rating, vswitch.says.endswith(routed)) == (FINE, True)

@@ -174,6 +174,7 @@ def test_a_snapshot_keeps_the_key_and_a_second_run_after_its_deletion_lets_it_go
     world.run()
 
     assert world.left == set()
+    assert "key in 7" in world.did
 
 
 def test_the_key_of_a_replica_is_left_to_the_engine_which_knows_its_region():
