@@ -162,6 +162,13 @@ class AtWork(Stage):
         self.before_second_look(lambda: setattr(instance, "busy", True))
         self.sweep()
 
+    def it_is_put_on_standby_between_plan_and_second_look(self) -> None:
+        self.start(1, "pool")  # in service, so that the group's minimum is no reason to keep the other
+        (instance,) = self.marked(1, "pool")
+        self.before_second_look(lambda: self.world.lifecycle.update({instance.id: "Standby"}))
+        self.sweep()
+        assert not self.ended, "it was terminated on standby"
+
     def nobody_can_hear_it_at_the_last_moment(self) -> None:
         """After it was detached, a reply that cannot be read does not count as a closed door."""
         self.terms(require_acknowledgement=True)

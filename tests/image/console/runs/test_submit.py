@@ -354,7 +354,9 @@ def test_a_frozen_team_submits_to_the_instances_that_it_holds(fleet, nodes, fold
     """They are paid for with or without a run; what the mover refuses is `take` (test_through_the_door)."""
     said = say(*SUBMIT, "--nodes", "2")
 
-    assert "not sent: send_command: ThrottlingException" in say("runs", *ADA).output, said.output
+    listed = say("runs", *ADA).output
+    assert re.search(r"tiny-\S+ +train +2 +refused ", listed), said.output
+    assert "not sent: send_command: ThrottlingException" in listed
 
 
 def test_a_run_that_cannot_be_marked_as_refused_either_says_what_counts_as_busy(unsent):

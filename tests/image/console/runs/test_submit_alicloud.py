@@ -176,6 +176,16 @@ def test_a_run_travels_from_the_console_through_cloud_assistant_to_its_result(fl
     assert (sent["Username"], sent["InstanceId"]) == ("ada", [fleet[2].id])
 
 
+def test_what_the_instance_refuses_comes_back_as_one_message(fleet, delivered):
+    fleet[2].accounts("bob")
+
+    said = say(*COMMAND, "--", "ls")
+
+    assert said.exit_code == 1
+    assert "refused: there is no account 'ada' here: add it to access.people" in said.output
+    assert delivered == []
+
+
 def test_another_account_is_refused_by_the_cloud_in_one_message(fleet, delivered):
     said = say(*COMMAND, "--as", "bob", "--", "ls")
 

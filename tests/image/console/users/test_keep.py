@@ -70,7 +70,7 @@ def test_an_instance_is_kept_for_the_time_asked_for(fleet):
         (
             {TAG_KEEP_UNTIL: "next week", TAG_OWNER: "moto"},
             "1h",
-            "warning: gpu-fleet:keep-until = 'next week'; ",
+            "warning: gpu-fleet:keep-until = 'next week'; allowed: an ISO 8601 time",
         ),
     ],
 )
@@ -157,9 +157,11 @@ def test_bad_input_is_one_message(fleet):
         ("keep", "1h", "--reason", "x"): "error: --instance is missing, and this is no instance of a fleet"
     }
     says |= {
-        (*keep, "--", each): f"error: duration {each!r}; allowed: a number and m, h" for each in durations
+        (*keep, "--", each): f"error: duration {each!r}; allowed: a number and m, h or d, say 90m, 8h or 2d"
+        for each in durations
     }
-    says |= {(*release, "--region", each): f"error: region = {each!r}; allowed: a region" for each in regions}
+    region = "allowed: a region of AWS, say us-east-1\n"
+    says |= {(*release, "--region", each): f"error: region = {each!r}; {region}" for each in regions}
 
     said = {words: run(*words) for words in says}
 

@@ -112,9 +112,10 @@ def test_the_next_sunday_is_tried_for_six_hours_of_its_own():
     old = PipelineBuild("old", BuildStage.FAILED, SUNDAY - 7 * DAY, scheduled=True)
     cloud = Cloud(old, build(BuildStage.FAILED), causes={"sunday": Cause.NO_ROOM, "old": Cause.NO_ROOM})
 
-    look(cloud)
+    action = look(cloud).action
 
     assert cloud.begun == [(1, "sunday")]
+    assert action == "build sunday failed: it was no room; began build build-1 instead"
 
 
 def test_a_build_of_the_evening_before_takes_no_time_from_sundays():

@@ -160,6 +160,7 @@ def test_a_page_shows_any_owner_beside_numbers_that_are_right_aligned_and_names_
     assert '<th scope="col" class="number">GPU hours idle</th>' in text
     assert '<td data-column="GPU hours idle" class="number">12.00</td>' in text
     assert f'<td data-column="owner">{shown}</td>' in text
+    assert "<script>" not in text
     assert ">g5.xlarge<" in text
 
 

@@ -44,14 +44,16 @@ class GroupOnAws:
 
 
 @pytest.mark.parametrize(
-    ("before_call", "desired", "members"),
-    [*((call, 2, ["i-0"]) for call in (1, 2, 3)), (0, 3, ["i-0", "i-1"])],
+    ("before_call", "number", "desired", "members"),
+    [*((call, 1, 2, ["i-0"]) for call in (1, 2, 3)), (0, 2, 4, ["i-0", "i-1"])],
 )
-def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(before_call, desired, members):
+def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(
+    before_call, number, desired, members
+):
     """Before the group is read, before it is set, before it is read again, and never."""
     group = GroupOnAws(before_call=before_call)
 
-    aws.Groups(group, calls()).start("g", 1)
+    aws.Groups(group, calls()).start("g", number)
 
     assert (group.desired, group.members) == (desired, members)
 

@@ -104,6 +104,7 @@ def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster
     assert cloud.owned("ada") == ([] if together else [came.id])
     assert (TAG_KEEP_UNTIL in came.tags) is not together
     assert sum(cloud.desired.values()) == 1
+    assert cloud.waiting() == ()
 
 
 def test_a_release_that_could_not_be_written_is_tried_again():
@@ -513,6 +514,7 @@ def test_a_request_that_is_withdrawn_starts_no_more_and_what_came_stays_with_its
 
 def test_what_came_of_a_cluster_that_is_withdrawn_is_left_to_the_idle_rules():
     cloud, asked = half_came()
+    cloud.room[B] = True
 
     cloud.move(withdrawal(asked))
     cloud.minutes(2)

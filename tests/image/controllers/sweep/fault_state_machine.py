@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RULE_MARKER,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gpu_fleet_image.controllers.sweep.idle_rules import OLDEST_HEARTBEAT
 from gpu_fleet_image.controllers.sweep.lease import KEY as LEASE_KEY
@@ -59,7 +66,6 @@ def of_one(act: Callable[..., object] = change, **more: Any) -> Any:
         if instance := self.pick(index):
             act(instance, **given)
 
-    happens.__name__ = act.__name__
     return rule(index=instances, **more)(happens)
 
 
@@ -309,3 +315,9 @@ class FaultStateMachine(RuleBasedStateMachine):
             and instance.tags.items() >= ours.items()
             and not instance.tags.keys() & {TAG_PROTECTED, TAG_KEEP_UNTIL}
         ]
+
+
+# Hypothesis draws in each run which rules may happen, by the names of their functions: each needs its own.
+for name, found in vars(FaultStateMachine).items():
+    if made := getattr(found, RULE_MARKER, None):
+        made.function.__name__ = name

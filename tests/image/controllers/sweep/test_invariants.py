@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet_image.controllers.sweep.evidence import summarise
+from gpu_fleet_image.controllers.sweep.evidence import combine, summarise
 from gpu_fleet_image.controllers.sweep.fleet_limits import BREAKER_LASTS, BREAKER_LEAST
 from gpu_fleet_image.controllers.sweep.situation import Usual
 from gpu_fleet_image.controllers.sweep.verdict import decide
@@ -289,3 +289,10 @@ def test_a_group_never_falls_below_its_minimum(count, least, desired):
     gone = ends(decide(replace(situation, override_breaker=True)))
 
     assert len(gone) == max(0, min(desired, count) - least)
+
+
+@pytest.mark.parametrize(("coarse", "fine"), [(True, False), (False, True), (False, False)])
+def test_two_looks_are_complete_only_if_both_are(coarse, fine):
+    looks = [summarise([], NOW, IDLE_AFTER, 60, complete=complete) for complete in (coarse, fine)]
+
+    assert not combine(*looks).complete

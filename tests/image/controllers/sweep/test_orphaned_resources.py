@@ -6,7 +6,7 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_fleet_image.controllers.sweep.orphaned_resources import GIB_MONTH, Step, judge
@@ -50,6 +50,9 @@ def test_a_volume_seen_for_the_first_time_is_noted_whatever_its_age_and_one_in_u
 
 
 @given(noted=st.none() | st.integers(-400, 400), snapshot=st.none() | st.integers(-400, 400))
+@example(noted=13, snapshot=0)
+@example(noted=15, snapshot=16)
+@example(noted=15, snapshot=None)
 def test_nothing_is_removed_without_its_time_and_a_snapshot_since(noted, snapshot):
     at = None if noted is None else NOW - timedelta(days=noted)
     snapshots = {} if snapshot is None else {"vol-1": NOW - timedelta(days=snapshot)}

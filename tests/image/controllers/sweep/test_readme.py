@@ -1,4 +1,4 @@
-"""The commands of the page about the sweep work, against moto; the agent's has ``test_agent_process``."""
+"""The commands of the page about the sweep work, against moto; an agent works in ``test_agent_process``."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.image.moto_fleet import BUCKET, NOW, REGION, budget_json, client, set
 
 PAGE = Path(__file__).parents[4] / "docs/how-to/operate-the-sweep.md"
 SHOWN = [line for line in PAGE.read_text().splitlines() if line.startswith("gpu-fleet ") and '"$' in line]
-COMMANDS = [line for line in SHOWN if not line.startswith("gpu-fleet agent ")]
+COMMANDS = [f"{line} --help" if line.startswith("gpu-fleet agent ") else line for line in SHOWN]
 
 
 def test_each_command_of_the_page_works(fleet, tmp_path, monkeypatch):
