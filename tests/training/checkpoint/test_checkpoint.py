@@ -237,7 +237,7 @@ def test_a_damaged_upload_falls_back_to_the_one_before(*, name, damaged, alone, 
     manifest = newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest.step == 5
-    assert "step=10" in caplog.text
+    assert "event=checkpoint-damaged step=10" in caplog.text
 
 
 @pytest.mark.parametrize(

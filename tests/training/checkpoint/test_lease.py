@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -423,10 +422,12 @@ def start(request, tokens, tmp_path, capsys) -> Callable[[], tuple[int, str]]:
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
 
     def loop() -> tuple[int, str]:
-        with suppress(SystemExit), Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)) as run:
-            list(run.steps(1))
-            return 0, ""
-        return 75, capsys.readouterr().err
+        try:
+            with Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)) as run:
+                list(run.steps(1))
+        except SystemExit as end:
+            return int(end.code or 0), capsys.readouterr().err
+        return 0, ""
 
     return loop if request.param == "Run" else lambda: tried_alone(table, tmp_path)
 
@@ -446,6 +447,7 @@ def test_a_start_that_is_refused_for_now_leaves_all_to_the_holder_and_gives_its_
     living.release()
     finished = start()
     released = store.newest_lease()
+    listed = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
     result = (tmp_path / "run/result.json").read_bytes()
     RunLease(store, ELSEWHERE, renew_every_s=0.1).acquire()
     again = start()
@@ -454,7 +456,6 @@ def test_a_start_that_is_refused_for_now_leaves_all_to_the_holder_and_gives_its_
     assert "is in use by process 1 on elsewhere" in refused[1]
     assert released.content == leases.RELEASED
     assert (tmp_path / "run/result.json").read_bytes() == result
-    listed = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert sum("/lease/" in name and not name.endswith(".renewed") for name in listed) == 1
 
 
