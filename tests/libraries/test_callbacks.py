@@ -68,18 +68,6 @@ def test_a_training_whose_weights_diverge_is_no_success(kind, python, tmp_path, 
     assert not (tmp_path / "weights.txt").exists()
 
 
-@pytest.mark.parametrize("library", LIBRARIES[1:])
-def test_a_loop_that_makes_no_update_is_no_success(library, python, tmp_path, monkeypatch):
-    """Hugging Face's Trainer makes the updates itself."""
-    monkeypatch.setenv("IDLE", "1")
-
-    status, said = run(python, library, tmp_path, 0)
-
-    assert status == 65, said
-    assert "error: steps compute gradients, and none has changed a parameter: call optimizer.step()" in said
-    assert not (tmp_path / "weights.txt").exists()
-
-
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(library, workers, is_as_if_undisturbed):

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from gpu_fleet.data.generators import held_by
-from gpu_fleet.data.resumable import NOT_SET, draws, seeded
+from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
 from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import check_of_model
+from gpu_fleet.step.checks import AttributeCheck, check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DONE = "whole"  # written last, with the seed of the samples' random numbers
@@ -44,7 +44,10 @@ class FleetSteps:
             directory, uri, pattern="step-*", mark=DONE, config=config, allow=allow, name="FleetSteps"
         )
         self.step = 0
+        self._reads: SeededReads | None = None
         self._seed = 0  # of the samples' random numbers
+        self._attributes: list[AttributeCheck] = []
+        self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
         """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
@@ -80,12 +83,11 @@ class FleetSteps:
             for model in models
         ]
         self._loop = LoopWatch(frames, saved, [*spared, *held_by(spared)])
-        self._guard.watch([each.optimizer for each in accelerator._optimizers], models)
 
     def _check_step(self) -> None:
         says = self._accelerator.is_main_process
         self._guard.look(self._attributes, says=says, saving=True)
-        if says:
+        if self._loop is not None and says:
             self._loop.warn("accelerator.register_for_checkpointing")
 
     def _deciding(self, loader: Any) -> dict[str, Any]:
@@ -115,16 +117,16 @@ class FleetSteps:
             due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)
             whole = self._accelerator.sync_gradients  # else a checkpoint lacks gradients of micro-batches
             if self.step == steps or (due and whole):
-                self._save(ended=self.step == steps)
+                self._save()
                 due = False
             if stopping and whole:
                 self._guard.end()
             if self.step == steps:
                 return
 
-    def _save(self, *, ended: bool) -> None:
+    def _save(self) -> None:
         self._check_step()
-        self._guard.check_trained(self.step, ended=ended)
+        self._guard.check_weights(self._accelerator._models, self.step)
         folder = self._guard.directory / f"step-{self.step}"
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()

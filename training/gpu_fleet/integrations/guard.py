@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from gpu_fleet.checkpoint import run_identity
@@ -43,7 +42,7 @@ from gpu_fleet.data.own_data import adapted
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
-from gpu_fleet.step.checks import AttributeCheck, GradientWatch, look
+from gpu_fleet.step.checks import AttributeCheck, check_weights, look
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, patiently
 
 IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
@@ -192,14 +191,10 @@ class Guard:
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
 
-    def watch(self, optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> None:
-        self._watch = GradientWatch(optimizers, models, self.where)
-
-    def check_trained(self, step: int, *, ended: bool = False) -> None:
-        """End all ranks before a save, or at the end, if the weights are no finite numbers or unchanged."""
+    def check_weights(self, models: Iterable[nn.Module], step: int) -> None:
+        """End all ranks before a save, or at the end, if the weights are no finite numbers."""
         with self._leaving():
-            self._watch.passed(max(step, 2), ended=ended and not any(self._chosen))  # a resumed one may wait
-            self._watch.check(step)
+            check_weights(models, self.where, step)
 
     def look(self, checks: Iterable[AttributeCheck], *, says: bool, saving: bool = False) -> None:
         """Look at a model's attributes; end all ranks if it trains parameters that no checkpoint holds."""

@@ -67,7 +67,6 @@ class FleetCallback(TrainerCallback):
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
         samples = getattr(train_dataloader, "dataset", None)
         self._guard.begin(deciding(args), samples)
-        self._guard.watch((), [model])  # the Trainer makes the updates itself
         self._reads = seeded(train_dataloader)
         if self._reads is None and draws(samples):
             print(f"gpu-fleet: not exact: {NOT_SET}")  # noqa: T201
@@ -92,7 +91,7 @@ class FleetCallback(TrainerCallback):
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
         if control.should_save or control.should_training_stop:
-            self._guard.check_trained(state.global_step)
+            self._guard.check_weights([model], state.global_step)
         self._note_generators(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -90,7 +90,6 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             **{f"hparams.{name}": value for name, value in dict(pl_module.hparams).items()},
         }
         self._guard.begin(arguments, getattr(loader, "dataset", None))
-        self._guard.watch(trainer.optimizers, [pl_module])
         self._step = trainer.global_step
         self._attributes = [check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))]
 
@@ -123,7 +122,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             self._guard.end()
 
     def _save(self, trainer: Any) -> None:
-        self._guard.check_trained(self._step)
+        self._guard.check_weights([trainer.lightning_module], self._step)
         self._guard.look(self._attributes, says=trainer.is_global_zero, saving=True)
         staged = self._guard.directory / f"step-{self._step}.ckpt.part"
         trainer.save_checkpoint(staged)
@@ -134,7 +133,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Upload and release the folder; the program continues."""
         self._trainer = None
-        self._guard.check_trained(self._step, ended=True)
+        self._guard.check_weights([pl_module], self._step)
         self._guard.finish()
 
 

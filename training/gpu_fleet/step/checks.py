@@ -249,6 +249,11 @@ def check_finite(where: World, bad: list[str], rest: str) -> None:
     raise DivergenceError(f"the weights of rank {rank} are no finite numbers {rest}; the first is {name}")
 
 
+def check_weights(modules: Iterable[nn.Module], where: World, step: int) -> None:
+    """Raise DivergenceError on all ranks if the weights of a user's modules have diverged."""
+    check_finite(where, list(chain.from_iterable(map(_diverged, modules))), DIVERGED.format(step=step))
+
+
 def _diverged(module: nn.Module) -> Iterator[str]:
     """Yield the names of parameters that are not finite, and of saved buffers with a NaN."""
     parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
@@ -303,8 +308,7 @@ class GradientWatch:
     def check(self, step: int) -> None:
         """Check a state before its save; raises UntrainedError or DivergenceError on all ranks."""
         self._check_trained()
-        bad = list(chain.from_iterable(map(_diverged, self._modules)))
-        check_finite(self._where, bad, DIVERGED.format(step=step))
+        check_weights(self._modules, self._where, step)
 
     def _check_trained(self) -> None:
         """Raise UntrainedError on all ranks if no rank has seen a gradient, or after the wait an update."""
@@ -314,10 +318,10 @@ class GradientWatch:
         changed = not served and outlines(self._parameters) != self._before
         of_ranks = self._where.gather_numbers(self._proven or changed, self._updates > 0 or changed)
         if not any(proven for proven, _ in of_ranks):
-            raise UntrainedError(f"no parameter has got a gradient or changed in any step: {ADVICE}")
+            raise UntrainedError(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
         self._agreed = any(has for _, has in of_ranks)
         if not (self._agreed or self._may_wait):
             raise UntrainedError(
-                "steps compute gradients, and none has changed a parameter: call optimizer.step(), of the "
-                "optimizer that is saved"
+                "Run: the steps compute gradients, and none has changed a parameter: call optimizer.step(), "
+                "of the optimizer that Run was given"
             )
