@@ -593,6 +593,29 @@ def test_each_rank_goes_on_with_its_own_generator_and_its_own_objects(tmp_path):
     assert straight[0] != straight[1]
 
 
+class Drawing(Meter):
+    """An object that draws from a generator as it loads."""
+
+    def __init__(self, source: torch.Generator) -> None:
+        super().__init__()
+        self.source = source
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        torch.rand((), generator=self.source)
+
+
+def test_a_generator_goes_on_where_it_was_also_if_an_object_draws_from_it_as_it_loads(tmp_path):
+    source, other = torch.Generator().manual_seed(1), torch.Generator()
+    with Run(tmp_path, source=source, drawing=Drawing(source)) as run:
+        list(run.steps(1))
+
+    with Run(tmp_path, source=other, drawing=Drawing(other)):
+        pass
+
+    assert torch.rand((), generator=other) == torch.rand((), generator=source)
+
+
 def test_an_object_that_differs_by_rank_is_named_where_the_number_of_ranks_is_another(tmp_path, caplog):
     run_ranks(rank_that_draws, 2, str(tmp_path), 2)
 

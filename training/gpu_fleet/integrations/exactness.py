@@ -98,11 +98,10 @@ class ExactnessCheck:
         taken, self._taken_before = self._taken - self._taken_before, self._taken
         if where.leads and 0 < self._accumulation < taken and done > 1:  # one may read ahead
             log.warning(
-                "not exact: step %d took %d batches, but run.batches(accumulation=%d) allows %d: a resumed "
-                "run reads some again; set accumulation to the batches of a step",
+                "not exact: step %d took %d batches, and run.batches has accumulation=%d: a resumed run "
+                "reads some again; set accumulation to the batches of a step",
                 step,
                 taken,
-                self._accumulation,
                 self._accumulation,
             )
             self._accumulation = 0

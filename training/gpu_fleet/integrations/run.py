@@ -419,7 +419,8 @@ def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any], where
     if names and where.leads and len(own) != where.size:
         log.warning("not exact: the ranks held different %s, and their number is another now", names)
     states = saved["objects"] | (own[where.rank] if where.rank < len(own) else {})
-    for name, thing in objects.items():
+    # generators last: another object may draw from one as it loads
+    for name, thing in sorted(objects.items(), key=lambda item: isinstance(item[1], SavedGenerator)):
         try:
             state = shaped(states[name], thing.state_dict())
             if isinstance(thing, torch.optim.Optimizer):
