@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +24,7 @@ from hypothesis import Phase
 from rich.console import Console
 
 from gpu_fleet_image.core.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from tests.bench import entries
 from tests.bench.reaper_cloud import PERIOD_S, STACK
 from tests.image.controllers.sweep.custodian_cases import CASES
 from tests.image.controllers.sweep.fault_state_machine import LONG_RUN, FaultStateMachine, play
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CUSTODIAN_FOLDER = ROOT / "build" / "c7n"
 CUSTODIAN = CUSTODIAN_FOLDER / "bin" / "custodian"
 CUSTODIAN_VERSION = "0.9.53"
-COMMAND = "python -m tests.bench.bench_reaper"
+entry = partial(entries.entry, command="python -m tests.bench.bench_reaper")
 SIZES = (200, 1000, 3000)
 LARGE = 10_000
 CASE_SIZES = {"just-booted": 1, "agent-dead": 1, "denied": 100, "vanished": 80}
@@ -229,12 +231,6 @@ def false_kills() -> Entries:
     long_runs = f"{counts['long runs']} runs of {LONG_RUN} steps and {counts['runs']} in all"
     unit = f"of {ends}, in {long_runs}, {counts['steps']} steps"
     return {"reaper_false_kills": entry(0, unit, None, "0")}
-
-
-def entry(value: float, unit: str, peer: float | None, goal: str, command: str = COMMAND) -> dict[str, Any]:
-    """One figure beside another's, where there is one."""
-    ratio = round(value / peer, 5) if peer else None
-    return {"value": value, "unit": unit, "peer": peer, "ratio": ratio, "goal": goal, "command": command}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,13 +16,13 @@ from hypothesis import Phase
 from rich.console import Console
 
 from gpu_fleet_image.controllers.sweep import evidence as observe
-from tests.bench.bench_reaper import entry
+from tests.bench import entries
 from tests.image.controllers.sweep.fault_state_machine import play
 from tests.image.controllers.sweep.test_faults import AlicloudFaultStateMachine
 from tests.image.sweeping import CLOUDS, policy, sweep_world
 from tests.image.world import World
 
-COMMAND = "python -m tests.bench.bench_reaper_alicloud"
+entry = partial(entries.entry, command="python -m tests.bench.bench_reaper_alicloud")
 COUNT, IDLE_EVERY, WATCHED_HOURS = 1000, 10, 26
 STEPS = 50
 RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS_ALICLOUD", "300"))
@@ -54,7 +55,7 @@ def calls(name: str, *, idle_every: int, goal: str) -> Entries:
     verdicts = [(decision.instance.id, decision.verdict) for decision in own.plan.decisions]
     assert verdicts == [(decision.instance.id, decision.verdict) for decision in peer.plan.decisions]
     unit = f"read calls, {COUNT} instances, {COUNT // idle_every if idle_every else 0} of them idle"
-    return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal, COMMAND)}
+    return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal)}
 
 
 def false_kills() -> Entries:
@@ -64,7 +65,7 @@ def false_kills() -> Entries:
     play(machine, RUNS, STEPS + 1, phases=[Phase.generate])
     made = machine.counts - before
     unit = f"of {made['ends']} ends, {made['ends amid faults']} of them amid faults, in {made['runs']} runs, "
-    return {"reaper_alicloud_false_kills": entry(0, f"{unit}{made['steps']} steps", None, "0", COMMAND)}
+    return {"reaper_alicloud_false_kills": entry(0, f"{unit}{made['steps']} steps", None, "0")}
 
 
 if __name__ == "__main__":

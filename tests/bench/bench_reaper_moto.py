@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,11 +21,11 @@ from rich.console import Console
 from gpu_fleet_image.console.cli import main as gpu_fleet
 from gpu_fleet_image.controllers.sweep import handler
 from gpu_fleet_image.core.errors import InstanceError
-from tests.bench.bench_reaper import entry
+from tests.bench import entries
 from tests.image.live import POOL, Instance, Live, live_aws, refusal
 from tests.image.oracle import Rules, Span, Timeline, wrongs_of
 
-COMMAND = "python -m tests.bench.bench_reaper_moto"
+entry = partial(entries.entry, command="python -m tests.bench.bench_reaper_moto")
 RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS_MOTO", "50"))
 STEPS, INSTANCES = 50, 6
 RULES = Rules(
@@ -147,7 +148,7 @@ def measure() -> Entries:
         with contextlib.redirect_stdout(sys.stderr):
             ends += run(seed)
     unit = f"of {ends} ends in {RUNS} runs of {STEPS} steps over moto"
-    return {"reaper_moto_false_kills": entry(0, unit, None, "0", COMMAND)}
+    return {"reaper_moto_false_kills": entry(0, unit, None, "0")}
 
 
 def run(seed: int, steps: int = STEPS) -> int:

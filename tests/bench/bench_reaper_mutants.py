@@ -36,7 +36,7 @@ from hypothesis import Phase, settings
 from rich.console import Console
 
 from gpu_fleet_image.core.calls import batches
-from tests.bench.bench_reaper import entry
+from tests.bench import entries
 from tests.image.controllers.sweep.findings import FINDINGS, Finding
 from tests.image.controllers.sweep.mutants import TESTS, Mutant, broken, explained, home, negations, probe
 from tests.image.controllers.sweep.test_mutants import CASES, NAMED, Guard
@@ -47,7 +47,7 @@ EVALUATED = ROOT / "build" / "reaper_witnesses.json"
 SHOWN = ROOT / "build" / "reaper_shown.json"
 SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
 IMPORTED = re.compile(r"^from tests\.([\w.]+\.test_\w+) import", re.MULTILINE)
-COMMAND = "python -m tests.bench.bench_reaper_mutants"
+entry = partial(entries.entry, command="python -m tests.bench.bench_reaper_mutants")
 # A function of each module on the way of a verdict, wherever it lies.
 DECIDING = (
     "parse_time",
@@ -273,7 +273,7 @@ def measure() -> Entries:
         f"not counted are {len(reasons)} that change nothing"
     )
     share = (counted - len(unexplained)) / counted
-    return {"reaper_mutants_caught": entry(share, unit, None, "1.0", COMMAND)}
+    return {"reaper_mutants_caught": entry(share, unit, None, "1.0")}
 
 
 def run(modules: Sequence[ModuleType], *, named: bool) -> Hunt:
