@@ -593,6 +593,30 @@ def test_each_rank_goes_on_with_its_own_generator_and_its_own_objects(tmp_path):
     assert straight[0] != straight[1]
 
 
+class Asked(Meter):
+    """An object that notes when its state is asked for, which may be a call of all ranks."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        super().__init__()
+        self.name, self.asked = name, asked
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked.append(self.name)
+        return super().state_dict()
+
+
+def rank_that_is_asked(directory: str) -> list[str]:
+    dist.init_process_group("gloo")
+    asked: list[str] = []
+    with Run(directory, **{name: Asked(name, asked) for name in "hgfedcba"}) as run:
+        run.save()
+    return asked
+
+
+def test_every_rank_asks_own_objects_for_their_states_in_the_order_of_the_run(tmp_path):
+    assert run_ranks(rank_that_is_asked, 2, str(tmp_path)) == [[*"hgfedcba"]] * 2
+
+
 class Drawing(Meter):
     """An object that draws from a generator as it loads."""
 

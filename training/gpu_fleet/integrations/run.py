@@ -116,7 +116,7 @@ class Run:
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
         self._modules = [thing for thing in self._objects.values() if isinstance(thing, nn.Module)]
         alike = (nn.Module, torch.optim.Optimizer)  # on all ranks; the others may differ
-        self._others = {name for name, thing in self._objects.items() if not isinstance(thing, alike)}
+        self._others = [name for name, thing in self._objects.items() if not isinstance(thing, alike)]
         self._entered = self._in_step = self._in_loop = False
         self._data_sets: list[dict[str, Any]] = []  # identities of those before the first step
         self._resumed_from: int | None = None
