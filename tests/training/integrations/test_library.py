@@ -365,6 +365,41 @@ def test_a_state_comes_back_with_the_kinds_of_its_containers(tmp_path):
     assert read.state["lists"]["new"] == []
 
 
+class Summed(nn.Module):
+    """A module that takes one part of its state as it is, as torchmetrics do, and copies the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.sum = nn.Linear(2, 2), torch.zeros(3)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.sum
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.sum = state
+
+
+def test_what_an_object_takes_as_it_is_comes_back_on_its_device_and_weights_are_not_moved_twice(
+    tmp_path, monkeypatch
+):
+    """On an H100 the first update of a meter after a resume failed: its sum lay on the CPU."""
+    with Run(tmp_path, meter=Summed()) as run:
+        list(run.steps(1))
+    moved, to = [], torch.Tensor.to
+
+    def recorded(tensor: torch.Tensor, *where: Any) -> torch.Tensor:
+        moved.append((*tensor.shape, *where))
+        return to(tensor, *where)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+
+    with Run(tmp_path, meter=Summed()):
+        pass
+
+    assert (3, torch.device("cpu")) in moved
+    assert all(each[:-1] in ((), (3,)) for each in moved)
+
+
 def scheduled(directory: Path, steps: int) -> list[float]:
     """Return the learning rate of each step of a run whose schedule has a warm-up and milestones."""
     parameter = nn.Linear(1, 1)

@@ -82,7 +82,7 @@ def sequence_like(value: Sequence[Any] | set[Any], items: Iterable[Any]) -> Any:
 
 
 def shaped(saved: Any, live: Any) -> Any:
-    """Return a saved state with containers of the `live` kinds, some of which torch.load refuses."""
+    """Return a saved state in containers of the `live` kinds that torch.load refuses, and on its devices."""
     if isinstance(saved, dict) and isinstance(live, Mapping):
         items = {key: shaped(item, live[key]) if key in live else item for key, item in saved.items()}
         if not isinstance(live, type(saved)) or type(live) is type(saved):
@@ -97,9 +97,9 @@ def shaped(saved: Any, live: Any) -> Any:
         if not isinstance(live, type(saved)) or type(live) is type(saved):
             return sequence_like(saved, parts)
         return live._make(parts) if hasattr(live, "_make") else type(live)(parts)
-    if isinstance(saved, set) and isinstance(live, set):
-        return type(live)(saved)
-    return saved
+    if isinstance(saved, Tensor) and isinstance(live, Tensor) and not live.is_meta:
+        return saved.to(live.device)
+    return type(live)(saved) if isinstance(saved, set) and isinstance(live, set) else saved
 
 
 def read_state(path: Path, *, mapped: bool = False) -> Any:

@@ -35,7 +35,7 @@ from gpu_fleet.checkpoint import local, names, run_identity
 from gpu_fleet.checkpoint.engine import CheckpointEngine
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.core import config, outcome, user_code
-from gpu_fleet.core.containers import plain, shaped
+from gpu_fleet.core.containers import mapping_like, plain, shaped
 from gpu_fleet.core.errors import ConfigError, IdentityError, TrainingError, a_kind, counted
 from gpu_fleet.core.instance_file import place_of_checkpoints
 from gpu_fleet.core.world import World, of_script
@@ -63,6 +63,7 @@ from gpu_fleet.step.state import (
     restore_buffers,
     restore_rng,
     seed_rng,
+    tensors_of,
 )
 
 AGREE_EVERY_S = 0.25
@@ -422,7 +423,7 @@ def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any], where
     # generators last: another object may draw from one as it loads
     for name, thing in sorted(objects.items(), key=lambda item: isinstance(item[1], SavedGenerator)):
         try:
-            state = shaped(states[name], thing.state_dict())
+            state = shaped(states[name], _uncopied(thing))
             if isinstance(thing, torch.optim.Optimizer):
                 load_exactly(thing, state)
             else:
@@ -430,6 +431,14 @@ def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any], where
         except Exception as error:  # a user's object may raise anything; no other try can succeed
             reason = f"{type(error).__name__}: {error}"
             raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
+
+
+def _uncopied(thing: Any) -> Any:
+    """Return the state of an object without what a module copies itself, from any device."""
+    state, copied = thing.state_dict(), tensors_of(thing) if isinstance(thing, nn.Module) else {}
+    if not copied or not isinstance(state, Mapping):
+        return state
+    return mapping_like(state, {name: value for name, value in state.items() if name not in copied})
 
 
 def _where(objects: Mapping[str, Any]) -> World:

@@ -1,7 +1,6 @@
 """Records of a run, the interface of their writers, and metrics.jsonl."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +31,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
-        if self._file.tell() and not _ends_with_a_line(path):  # a killed run left half a line
+        if self._file.tell() and not path.read_bytes().endswith(b"\n"):  # a killed run left half a line
             self._file.write("\n")
 
     def write(self, record: Record) -> None:
@@ -43,12 +42,6 @@ class JsonLines:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _ends_with_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"
 
 
 @contextmanager

@@ -192,10 +192,8 @@ def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
 
 def capture_rng() -> dict[str, Tensor]:
     """Return the states of dropout's generators; data order and augmentation need none."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    of_gpu = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **of_gpu}
 
 
 def restore_rng(states: dict[str, Tensor]) -> None:
