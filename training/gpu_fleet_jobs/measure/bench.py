@@ -70,7 +70,8 @@ def measure_steps(
     with (
         tempfile.TemporaryDirectory() as directory,
         Interruption([], poll_s=1.0) as interruption,
-        opened(_quiet(settings, directory, steps * (turns + 1)), where) as run,
+        # the last step ends the last turn: what follows it ends the reader processes
+        opened(_quiet(settings, directory, steps * (turns + 1) + 1), where) as run,
     ):
         state = fresh_state(run)
         rehearse(run, state)
@@ -81,7 +82,6 @@ def measure_steps(
         every_s = settings.interrupt.agree_every_s
         stop = Stop(where, interruption, every_s, lambda: False, lambda: None, clock=watch.clock)
         train_steps(replace(run, trace=watch), state, stop)
-        watch.finish()
     return times
 
 
