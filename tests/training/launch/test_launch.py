@@ -315,7 +315,8 @@ time.sleep(100)
     ids=["no other try can help", "the notice has stopped the peer"],
 )
 def test_torchrun_is_not_waited_for_where_all_is_over(file, text, status, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "LEAVE_S", 0.1)
+    for wait in ("LEAVE_S", "FAILED_TIMEOUT_S"):
+        monkeypatch.setattr(launch, wait, 0.1)
     command = [sys.executable, "-c", LEAVES_AND_WAITS, str(tmp_path), file, text]
 
     assert launch.run(command, {}, tmp_path) == status
