@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+import weakref
 from collections import Counter, OrderedDict, defaultdict
 from contextlib import redirect_stderr
 from io import StringIO
@@ -30,6 +31,7 @@ from gpu_fleet.checkpoint.saver import Saver
 from gpu_fleet.core import outcome
 from gpu_fleet.core.errors import CheckpointError, ConfigError, DataError, RunLeaseError
 from gpu_fleet.integrations import run as library
+from gpu_fleet.step import state as states
 from gpu_fleet.step.state import parameters_sha256
 from tests.releases import run as released
 from tests.training.examples import CountingInterruption
@@ -626,6 +628,32 @@ def test_each_rank_goes_on_with_its_own_generator_and_its_own_objects(tmp_path):
 
     assert resumed == straight
     assert straight[0] != straight[1]
+
+
+class Alike:
+    """Two ranks that hold the same."""
+
+    size = 2
+
+    def gather(self, mine: Any) -> list[Any]:
+        return [mine, mine]
+
+
+def test_what_all_ranks_hold_alike_is_copied_one_tensor_at_a_time(monkeypatch):
+    """An average of all weights may be as large as the model."""
+    copies, at_once = [], []
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone()
+        copies.append(weakref.ref(copy))
+        at_once.append(sum(each() is not None for each in copies))
+        return copy
+
+    monkeypatch.setattr(states, "whole", copied)
+
+    held = {"average": [torch.zeros(4) for _ in range(3)], "sum": torch.ones(2)}
+    assert states.of_ranks(held, Alike()) == []
+    assert at_once == [1, 1, 1, 1]
 
 
 class Asked(Meter):

@@ -80,17 +80,18 @@ def buffers_of_ranks(modules: Iterable[nn.Module], where: World) -> list[dict[st
 
 
 def of_ranks(mine: Mapping[str, Any], where: World) -> list[dict[str, Any]]:
-    """Return, on rank 0, what each rank holds otherwise than it, if any does; all ranks call it."""
+    """Return, on rank 0, what each rank holds otherwise than it, if any does; all ranks call it together."""
     if where.size == 1:
         return []
-    held = {name: tree_map_only(Tensor, whole, value) for name, value in mine.items()}
     digests = {
-        name: hashlib.sha256(repr(tree_map_only(Tensor, _bytes_sha256, value)).encode()).digest()
-        for name, value in held.items()
+        name: hashlib.sha256(repr(tree_map_only(Tensor, _sha256, value)).encode()).digest()
+        for name, value in mine.items()
     }
     first, *others = where.gather(digests)
     if all(other == first for other in others):
         return []
+    differ = [name for name in mine if any(other.get(name) != first.get(name) for other in others)]
+    held = {name: tree_map_only(Tensor, whole, mine[name]) for name in differ}
     return where.gather_on_first({name: held[name] for name in held if digests[name] != first.get(name)})
 
 
@@ -233,7 +234,7 @@ def whole_weights(model: nn.Module, where: World, others: dist.ProcessGroup | No
 
 def parameters_sha256(model: nn.Module, where: World) -> str:
     """Return the hex SHA-256 over names and bytes of the whole model, in name order; all ranks call it."""
-    mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in _tensors(model).items()}
+    mine = {name: _sha256(tensor) for name, tensor in _tensors(model).items()}
     everything: dict[str, str] = {}
     for part in reversed(where.gather(mine)):  # last, so that the buffers of rank 0 count
         everything.update(part)
@@ -241,5 +242,5 @@ def parameters_sha256(model: nn.Module, where: World) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _bytes_sha256(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(whole(tensor).flatten().view(torch.uint8).numpy().data).hexdigest()
