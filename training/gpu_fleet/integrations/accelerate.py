@@ -18,9 +18,7 @@ from gpu_fleet.integrations.guard import Guard
 from gpu_fleet.step.checks import check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
-DONE = (
-    "whole"  # written last, with the seed of the samples' random numbers, and IDLE if no step made an update
-)
+DONE = "whole"  # written last: the seed of the samples' random numbers, and IDLE before the first update
 IDLE = "idle"
 
 
@@ -114,7 +112,6 @@ class FleetSteps:
                 restore_rng(generators)  # the new iterator drew a seed, which an undisturbed run does not
             yield batch
             self.step += 1
-            self._guard.passed(tried=self._accelerator.optimizer_step_was_skipped)
             if not all(check.is_done for check in self._attributes):
                 self._check_step()
             stopping = self._guard.stopping()
@@ -130,10 +127,11 @@ class FleetSteps:
 
     def _save(self, *, ended: bool) -> None:
         self._check_step()
-        idle = self._guard.check(self._accelerator._models, self.step, ended=ended)
+        models, tried = self._accelerator._models, self._accelerator.optimizer_step_was_skipped
+        idle = self._guard.check(models, self.step, ended=ended and not tried)
         folder = self._guard.directory / f"step-{self.step}"
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
-            (folder / DONE).write_text(f"{self._seed} {IDLE}" if idle else str(self._seed))
+            (folder / DONE).write_text(f"{self._seed} {IDLE}" if idle and not tried else str(self._seed))
         self._guard.saved()

@@ -195,13 +195,9 @@ class Guard:
 
     def watch(self, optimizers: Sequence[Any]) -> None:
         """Listen for the gradients and updates of a run that has made none yet."""
+        # torch marks so each class whose steps its hooks hear of; of another one an update may be missed
         if all(getattr(getattr(type(each), "step", None), "hooked", False) for each in optimizers):
             self._watch = GradientWatch(optimizers, (), self.where, anywhere=True)
-
-    def passed(self, *, tried: bool) -> None:
-        """Note after a step whether the library has tried an update."""
-        if self._watch is not None:
-            self._watch.release(tried)
 
     def check(self, models: Iterable[nn.Module], step: int, *, ended: bool = False) -> bool:
         """End all ranks before a save, or at the end, if the weights are not finite or no step changed them.

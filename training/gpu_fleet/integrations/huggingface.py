@@ -124,8 +124,7 @@ class FleetCallback(TrainerCallback):
         trainer = self._trainer
         trainer._load_rng_state(str(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
         self._generators = capture_rng()
-        metrics = trainer._evaluate(None, None)
-        trainer._determine_best_metric(metrics=metrics, trial=None)
+        trainer._determine_best_metric(metrics=trainer._evaluate(None, None), trial=None)
         control.should_evaluate = False
         self._save(args, state, control)
 

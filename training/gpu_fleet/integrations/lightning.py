@@ -89,8 +89,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         }
         self._guard.begin(arguments, getattr(loader, "dataset", None))
         self._step = trainer.global_step  # of the optimizer: fewer than batches if it accumulates
-        is_new = not (self._step or trainer.ckpt_path or trainer.fast_dev_run)
-        if is_new and not pl_module.automatic_optimization:
+        if not (pl_module.automatic_optimization or trainer.ckpt_path or trainer.fast_dev_run):
             self._guard.watch(trainer.optimizers)
         self._attributes = [check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))]
 
@@ -107,7 +106,6 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     ) -> None:
         before, self._step = self._step, trainer.global_step
         step, stopping = self._step, self._guard.stopping()
-        self._guard.passed(tried=step > before)
         self._guard.look(self._attributes, says=trainer.is_global_zero)
         if step == before:  # a checkpoint would lack the gradients of the micro-batches so far
             return
@@ -135,7 +133,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Upload and release the folder; the program continues."""
         self._trainer = None
-        self._guard.check([pl_module], self._step, ended=True)
+        self._guard.check([pl_module], self._step, ended=not self._step)  # it counts tried updates too
         self._guard.finish()
 
 

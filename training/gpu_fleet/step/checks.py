@@ -274,14 +274,10 @@ class GradientWatch:
     def __init__(
         self, optimizers: Iterable[Optimizer], modules: Iterable[nn.Module], where: World, *, anywhere: bool
     ) -> None:
-        """Listen for the gradients of all parameters, and for updates by these optimizers or `anywhere`.
-
-        Without an optimizer a loop need not train.
-        """
+        """Hear gradients, and updates by these or `anywhere`; without an optimizer a loop need not train."""
         self._modules = list(modules)
         given = list(optimizers)
-        groups = chain.from_iterable(optimizer.param_groups for optimizer in given)
-        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._parameters = [p for o in given for g in o.param_groups for p in g["params"] if p.requires_grad]
         self._where = where
         self._proven = self._agreed = not self._parameters
         self._may_wait = True  # for an update: gradients of several steps may make one
@@ -293,31 +289,27 @@ class GradientWatch:
         self._counters = [hear(self._count) for hear in listen]
 
     def _note(self, _parameter: Tensor) -> None:
-        self._proven = True
+        self._proven, served, self._hooks = True, self._hooks, []
+        for hook in served:
+            hook.remove()
 
     def _count(self, *_: object) -> None:
         self._updates += 1
 
     def passed(self, done: int, *, ended: bool) -> None:
-        """Check the `done`-th step, the last one if `ended`; remove hooks that have served."""
+        """Check the `done`-th step, the last one if `ended`."""
         self._may_wait = not ended and done < MOST_WITHOUT_UPDATE
-        held = any(p.grad is not None for p in self._parameters) if done == 1 else False
-        if held and not self._updates and self._where.leads:
+        begun = done == 1 and not self._updates and self._where.leads
+        if begun and any(p.grad is not None for p in self._parameters):
             log.warning(
                 "not exact: the first step of the loop computes gradients and updates nothing, and a "
                 "checkpoint holds no gradients; let each step of run.steps end with an update"
             )
-        self.release()
-
-    def release(self, tried: int = 0) -> None:
-        """Remove hooks that have served; an update counts that a library `tried`, and GradScaler skipped."""
-        self._updates += tried
-        for hooks, served in ((self._hooks, self._proven), (self._counters, self._updates)):
-            while served and hooks:
-                hooks.pop().remove()
 
     def is_idle(self) -> bool:
         """Return, alike on all ranks, whether every one has got gradients and none has made an update."""
+        while self._updates and self._counters:
+            self._counters.pop().remove()
         idle = bool(self._parameters) and self._proven and not self._updates
         idle = idle and outlines(self._parameters) == self._before
         return all(each for (each,) in self._where.gather_numbers(idle))
