@@ -19,6 +19,7 @@ from gpu_fleet.preemption.interrupt import Interruption, Reason
 
 RATE = float(os.environ.get("RATE", "0.05"))  # of learning
 FORGETFUL = "FORGETFUL" in os.environ  # the model keeps a mean in no checkpoint
+IDLE = "IDLE" in os.environ  # the loop computes gradients and makes no update
 HIDDEN = "HIDDEN" in os.environ  # the model keeps a layer in a list
 ACCUMULATED = int(os.environ.get("ACCUMULATED", "1"))  # micro-batches of an update
 STEPS, BATCH, SAMPLES = 11, 8, 48  # six steps an epoch
@@ -150,7 +151,8 @@ def accelerate(directory, workers, data=None):
         x, labels = batch.values() if data else batch
         with accelerator.accumulate(model):
             accelerator.backward(model(x, labels)["loss"])
-            optimizer.step()
+            if not IDLE:
+                optimizer.step()
             optimizer.zero_grad()
     return accelerator.unwrap_model(model)
 
@@ -184,9 +186,13 @@ def lightning(directory, workers, loader_kind=Stateful, **further):
         def __init__(self):
             super().__init__()
             self.net = Net()
+            self.automatic_optimization = not IDLE
 
         def training_step(self, batch, _index):
-            return self.net(*(batch.values() if isinstance(batch, dict) else batch))["loss"]
+            loss = self.net(*(batch.values() if isinstance(batch, dict) else batch))["loss"]
+            if IDLE:
+                self.manual_backward(loss)
+            return loss
 
         def train_dataloader(self):
             return loader_kind(TensorDataset(*points()), BATCH, num_workers=workers)
@@ -197,7 +203,7 @@ def lightning(directory, workers, loader_kind=Stateful, **further):
     torch.manual_seed(0)
     model, callback = Module(), FleetCallback(directory, config={"rate": RATE})
     trainer = Trainer(
-        max_steps=STEPS, accumulate_grad_batches=ACCUMULATED,
+        max_steps=STEPS, max_epochs=3 if IDLE else None, accumulate_grad_batches=ACCUMULATED,
         accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory), **further,
     )  # fmt: skip

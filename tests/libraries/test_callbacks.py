@@ -1,6 +1,7 @@
 """The callbacks with the real libraries: stopped by a notice and resumed is as if undisturbed."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,44 @@ def test_a_training_whose_weights_diverge_is_no_success(kind, python, tmp_path, 
     assert status == 65, said
     assert "error: the weights of rank 0 are no finite numbers after step 11, which is not saved" in said
     assert not (tmp_path / "weights.txt").exists()
+
+
+@pytest.mark.parametrize("library", LIBRARIES[1:])
+def test_a_loop_that_makes_no_update_is_no_success(library, python, tmp_path, monkeypatch):
+    """Hugging Face's Trainer makes the updates itself."""
+    monkeypatch.setenv("IDLE", "1")
+
+    status, said = run(python, library, tmp_path, 0)
+
+    assert status == 65, said
+    assert (
+        "error: the steps compute gradients, and none has changed a parameter: call optimizer.step()" in said
+    )
+    assert not (tmp_path / "weights.txt").exists()
+
+
+UPDATES = {
+    "idle": "65",
+    "idle to the end": "65,65",
+    "idle and resumed": "85,65,65",
+    "rate of 0 and finished": "0,0",
+    "early and resumed": "85,0",
+    "resumed": "85,0",
+}  # how the tries of a loop end; the others end with 0
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("library", "at_once"), [("accelerate", "85,85"), ("lightning", "85,0")])
+def test_a_loop_that_only_seems_to_make_no_update_is_not_refused(library, at_once, python, tmp_path):
+    """Lightning goes on at a notice that comes before the first update."""
+    program = [python, HERE / "updates.py", library, tmp_path]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+
+    ended = dict(re.findall("^ended,([^,]+),(.+)$", done.stdout, re.MULTILINE))
+    assert done.returncode == 0, done.stderr
+    assert len(ended) == 19
+    expected = {**UPDATES, "early and stopped at once": at_once}
+    assert ended == {name: expected.get(name, "0") for name in ended}
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])

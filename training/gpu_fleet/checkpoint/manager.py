@@ -17,15 +17,7 @@ from gpu_fleet.core.containers import read_state
 from gpu_fleet.core.errors import IdentityError
 from gpu_fleet.core.world import World, ranks_per_replica
 from gpu_fleet.preemption.tries import Tries
-from gpu_fleet.step.state import (
-    State,
-    apply,
-    apply_tensors,
-    apply_weights,
-    capture,
-    capture_tensors,
-    plain_optimizer,
-)
+from gpu_fleet.step.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
 from gpu_fleet.storage.object_store import at_start
 
 log = logging.getLogger(__name__)
@@ -179,9 +171,6 @@ class Checkpoints(CheckpointEngine):
         manifest = local.Manifest(state.step, name, size, self._layout, config=described, identity=identity)
         self.begin_save(manifest, saved, written)
         return time.perf_counter() - begin
-
-    def check_readable(self, state: State) -> None:
-        self._where.together(lambda: plain_optimizer(state, self._settings))
 
 
 def _check_fits(manifest: local.Manifest, model: str, layout: str) -> None:

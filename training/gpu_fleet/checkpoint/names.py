@@ -38,10 +38,6 @@ def staged(root: Path, step: int) -> Path:
     return root / f"{step_name(step)}.tmp"
 
 
-def lease_name(number: int) -> str:
-    return f"{number:012d}"
-
-
 def lease_number(name: str) -> int | None:
     """Return the number of a lease; None if the name is another's."""
     match = _LEASE.fullmatch(name)

@@ -256,8 +256,7 @@ def description(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return FILE:LINE in FUNCTION of the innermost frame in a user's code; empty if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_of_user(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 

@@ -258,8 +258,7 @@ def _copied_ahead(batches: Iterator[Batch], device: torch.device, ahead: int) ->
     waiting: deque[tuple[Batch, torch.cuda.Event]] = deque()
     for batch in batches:
         with torch.cuda.stream(side):
-            copied = batch.to(device)
-            waiting.append((copied, side.record_event()))
+            waiting.append((batch.to(device), side.record_event()))
         if len(waiting) > ahead:
             yield _received(*waiting.popleft())
     while waiting:

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from gpu_fleet.data.generators import held_by
-from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
+from gpu_fleet.data.resumable import NOT_SET, draws, seeded
 from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
-DONE = "whole"  # written last, with the seed of the samples' random numbers
+DONE = "whole"  # written last: the seed of the samples' random numbers, and IDLE before the first update
+IDLE = "idle"
 
 
 class FleetSteps:
@@ -44,10 +45,7 @@ class FleetSteps:
             directory, uri, pattern="step-*", mark=DONE, config=config, allow=allow, name="FleetSteps"
         )
         self.step = 0
-        self._reads: SeededReads | None = None
         self._seed = 0  # of the samples' random numbers
-        self._attributes: list[AttributeCheck] = []
-        self._loop: LoopWatch | None = None
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
         """Yield the batches of a prepared loader, epoch after epoch, until `steps` are done."""
@@ -55,7 +53,7 @@ class FleetSteps:
             self._accelerator.print(
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
             )
-        folder, samples = self._guard.newest(), getattr(loader, "dataset", None)
+        folder, samples, done = self._guard.newest(), getattr(loader, "dataset", None), IDLE
         self._guard.begin(self._deciding(loader), samples)
         self._reads = seeded(loader)
         if self._reads is None and draws(samples):
@@ -64,7 +62,10 @@ class FleetSteps:
         if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
-            self._seed = int((Path(folder) / DONE).read_text() or self._seed)
+            seed, _, done = (Path(folder) / DONE).read_text().partition(" ")
+            self._seed = int(seed or self._seed)
+        if done == IDLE:
+            self._guard.watch([each.optimizer for each in self._accelerator._optimizers])
         self._watch(frames_of_loop(), loader)
         while self.step < steps:
             yield from self._epoch(loader, steps)
@@ -87,7 +88,7 @@ class FleetSteps:
     def _check_step(self) -> None:
         says = self._accelerator.is_main_process
         self._guard.look(self._attributes, says=says, saving=True)
-        if self._loop is not None and says:
+        if says:
             self._loop.warn("accelerator.register_for_checkpointing")
 
     def _deciding(self, loader: Any) -> dict[str, Any]:
@@ -117,19 +118,20 @@ class FleetSteps:
             due = due or stopping or bool(self._every_steps and self.step % self._every_steps == 0)
             whole = self._accelerator.sync_gradients  # else a checkpoint lacks gradients of micro-batches
             if self.step == steps or (due and whole):
-                self._save()
+                self._save(ended=self.step == steps)
                 due = False
             if stopping and whole:
                 self._guard.end()
             if self.step == steps:
                 return
 
-    def _save(self) -> None:
+    def _save(self, *, ended: bool) -> None:
         self._check_step()
-        self._guard.check_weights(self._accelerator._models, self.step)
+        models, tried = self._accelerator._models, self._accelerator.optimizer_step_was_skipped
+        idle = self._guard.check(models, self.step, ended=ended and not tried)
         folder = self._guard.directory / f"step-{self.step}"
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
-            (folder / DONE).write_text(str(self._seed))
+            (folder / DONE).write_text(f"{self._seed} {IDLE}" if idle and not tried else str(self._seed))
         self._guard.saved()

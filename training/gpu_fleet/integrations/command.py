@@ -259,10 +259,7 @@ class Child:
             self._process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             raise CommandError(f"{command[0]}: cannot be run: {error.strerror}") from error
-
-    @property
-    def process(self) -> int:
-        return self._process.pid
+        self.process = self._process.pid
 
     def wait(self, lost: Callable[[], bool], left: Callable[[], None]) -> int:
         """Wait for the command. It gets the signal at a notice or if `lost`, and a kill after the grace.
@@ -295,14 +292,12 @@ class Child:
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the command, or to its session: a kill, or SIGINT to bash."""
-        try:
+        with suppress(ProcessLookupError):
             # bash expects the terminal to interrupt its program too
             if number is signal.SIGKILL or (number is signal.SIGINT and self._is_bash()):
                 os.killpg(self._process.pid, number)
             else:
                 self._process.send_signal(number)
-        except ProcessLookupError:
-            return
 
     def _is_bash(self) -> bool:
         try:

@@ -32,6 +32,7 @@ from gpu_fleet.core.errors import (
     PeerError,
     StoreError,
     TrainingError,
+    UntrainedError,
     UserCodeError,
 )
 from gpu_fleet.core.files import on_disk, write_bytes
@@ -42,7 +43,7 @@ from gpu_fleet.data.own_data import adapted
 from gpu_fleet.integrations.folder_copy.files import OURS
 from gpu_fleet.integrations.folder_copy.sync import FolderSync
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
-from gpu_fleet.step.checks import AttributeCheck, check_weights, look
+from gpu_fleet.step.checks import NO_UPDATE, AttributeCheck, GradientWatch, check_weights, look
 from gpu_fleet.storage.object_store import NOTICE_PATIENCE_S, PATIENCE_S, patiently
 
 IDENTITY = "gpu-fleet.json"  # a file of the folder, which the bucket holds too
@@ -87,6 +88,7 @@ class Guard:
         self._interruption = Interruption(sources())
         self.stopped = False
         self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
+        self._watch: GradientWatch | None = None  # of a new run, if all its updates can be heard
         self._world: World | None = None  # None while there is no process group
 
     @property
@@ -191,10 +193,23 @@ class Guard:
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped
 
-    def check_weights(self, models: Iterable[nn.Module], step: int) -> None:
-        """End all ranks before a save, or at the end, if the weights are no finite numbers."""
+    def watch(self, optimizers: Sequence[Any]) -> None:
+        """Listen for the gradients and updates of a run that has made none yet."""
+        # torch marks so each class whose steps its hooks hear of; of another one an update may be missed
+        if all(getattr(getattr(type(each), "step", None), "hooked", False) for each in optimizers):
+            self._watch = GradientWatch(optimizers, (), self.where, anywhere=True)
+
+    def check(self, models: Iterable[nn.Module], step: int, *, ended: bool = False) -> bool:
+        """End all ranks before a save, or at the end, if the weights are not finite or no step changed them.
+
+        Return whether the run has computed gradients and made no update yet.
+        """
         with self._leaving():
             check_weights(models, self.where, step)
+            idle = self._watch is not None and self._watch.is_idle()
+            if idle and ended:
+                raise UntrainedError(f"the {NO_UPDATE}")
+        return idle
 
     def look(self, checks: Iterable[AttributeCheck], *, says: bool, saving: bool = False) -> None:
         """Look at a model's attributes; end all ranks if it trains parameters that no checkpoint holds."""

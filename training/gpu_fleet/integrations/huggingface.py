@@ -14,9 +14,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gpu_fleet.data.resumable import NOT_SET, SeededReads, draws, seeded
+from gpu_fleet.data.resumable import NOT_SET, draws, seeded
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -52,8 +52,6 @@ class FleetCallback(TrainerCallback):
         self._trainer: Any = None  # set while it trains
         self._generators: dict[str, Any] | None = None  # their state before the evaluation that is due
         self._done = False  # all steps are done: the rest of an epoch is skipped
-        self._reads: SeededReads | None = None
-        self._attributes: list[AttributeCheck] = []  # from the begin of training
 
     def newest(self) -> str | None:
         """Return the newest whole checkpoint, from the bucket if this disk has none; None for a new run."""
@@ -91,7 +89,7 @@ class FleetCallback(TrainerCallback):
         if self._guard.stopping():
             control.should_save = control.should_training_stop = True
         if control.should_save or control.should_training_stop:
-            self._guard.check_weights([model], state.global_step)
+            self._guard.check([model], state.global_step)
         self._note_generators(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -126,8 +124,7 @@ class FleetCallback(TrainerCallback):
         trainer = self._trainer
         trainer._load_rng_state(str(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
         self._generators = capture_rng()
-        metrics = trainer._evaluate(None, None)
-        trainer._determine_best_metric(metrics=metrics, trial=None)
+        trainer._determine_best_metric(metrics=trainer._evaluate(None, None), trial=None)
         control.should_evaluate = False
         self._save(args, state, control)
 

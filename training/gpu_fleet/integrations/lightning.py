@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule  # type: ignore[import-n
 from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import AttributeCheck, check_of_model
+from gpu_fleet.step.checks import check_of_model
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 __all__ = ["FleetCallback", "ResumableLoader"]
@@ -41,9 +41,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         self._guard = Guard(directory, uri, pattern="step-*.ckpt", config=config, allow=allow)
         self._every_steps = every_steps
         self._generators: dict[str, Any] | None = None
-        self._attributes: list[AttributeCheck] = []  # from the begin of training
         self._trainer: Any = None  # set while it trains; its loader may be another one in each epoch
-        self._step = 0  # steps of the optimizer, as Lightning counts: fewer than batches if it accumulates
         self._due = False  # a checkpoint waits for the next step
         self._cut = False  # the checkpoint is from before the end of Lightning's work in a step
 
@@ -90,7 +88,9 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             **{f"hparams.{name}": value for name, value in dict(pl_module.hparams).items()},
         }
         self._guard.begin(arguments, getattr(loader, "dataset", None))
-        self._step = trainer.global_step
+        self._step = trainer.global_step  # of the optimizer: fewer than batches if it accumulates
+        if not (pl_module.automatic_optimization or trainer.ckpt_path or trainer.fast_dev_run):
+            self._guard.watch(trainer.optimizers)
         self._attributes = [check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -122,7 +122,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             self._guard.end()
 
     def _save(self, trainer: Any) -> None:
-        self._guard.check_weights([trainer.lightning_module], self._step)
+        self._guard.check([trainer.lightning_module], self._step)
         self._guard.look(self._attributes, says=trainer.is_global_zero, saving=True)
         staged = self._guard.directory / f"step-{self._step}.ckpt.part"
         trainer.save_checkpoint(staged)
@@ -133,7 +133,7 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Upload and release the folder; the program continues."""
         self._trainer = None
-        self._guard.check_weights([pl_module], self._step)
+        self._guard.check([pl_module], self._step, ended=not self._step)  # it counts tried updates too
         self._guard.finish()
 
 

@@ -231,7 +231,7 @@ class Run:
         if self._where.local_rank == 0:
             outcome.remove(self.directory, outcome.RESULT)
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
-        self._watch = GradientWatch(optimizers, self._modules, self._where)
+        self._watch = GradientWatch(optimizers, self._modules, self._where, anywhere=False)
         self._exactness.begin(frames_of_loop())
         self._in_loop = True
 

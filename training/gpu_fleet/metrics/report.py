@@ -236,8 +236,7 @@ def vectors(timeline: Timeline) -> list[str]:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "gpu-fleet"}):
         for panel in diagrams(timeline):
             figure, text = Figure(figsize=(5, 3.2), layout="constrained"), io.StringIO()
-            axis = figure.subplots()
-            _draw_panel(panel, axis, timeline.resumed_at)
+            _draw_panel(panel, figure.subplots(), timeline.resumed_at)
             figure.savefig(text, format="svg", metadata={"Date": None})
             _, _, rest = text.getvalue().partition("<svg")  # HTML allows no XML declaration
             drawn.append(f'<svg role="img" aria-label="{panel.title} by step"{rest}')

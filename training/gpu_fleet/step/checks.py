@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gpu_fleet.core.containers import plain
 from gpu_fleet.core.errors import ConfigError, DivergenceError, UntrainedError
@@ -27,6 +28,7 @@ OF_MODULE = vars(nn.Module()).keys()
 OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
 MOST_WITHOUT_UPDATE = 1000  # steps; a GradScaler skips some 40 at most, and few loops accumulate so many
 ADVICE = "look for a detach, an item or a no_grad between the parameters and the loss"
+NO_UPDATE = "steps compute gradients, and none has changed a parameter: call optimizer.step()"
 DIVERGED = (
     "after step {step}, which is not saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in "
     "the loss, lower the learning rate, or clip the gradients"
@@ -179,10 +181,10 @@ def _tensors_in(value: Any, depth: int = DEPTH) -> Iterator[Tensor]:
 
 def _is_own(value: Any) -> bool:
     """Return whether an object is of a user's class that neither torch nor `Run` saves."""
-    return is_class_of_user(type(value)) and not isinstance(value, nn.Module | torch.optim.Optimizer)
+    return is_class_of_user(type(value)) and not isinstance(value, nn.Module | Optimizer)
 
 
-def check_of_optimizer(optimizer: torch.optim.Optimizer, what: str) -> AttributeCheck:
+def check_of_optimizer(optimizer: Optimizer, what: str) -> AttributeCheck:
     """Return the check of the attributes of a user's optimizer, which its state_dict leaves out."""
     left_out = vars(optimizer).keys() if type(optimizer).__module__.startswith("torch.") else OF_OPTIMIZER
     instead = "keep it in self.state or in a group of parameters"
@@ -270,40 +272,47 @@ class GradientWatch:
     """Watch over a user's modules, and over the parameters of the optimizers up to the first proof."""
 
     def __init__(
-        self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module], where: World
+        self, optimizers: Iterable[Optimizer], modules: Iterable[nn.Module], where: World, *, anywhere: bool
     ) -> None:
-        """Listen for the gradients of all parameters; without an optimizer a loop need not train."""
+        """Hear gradients, and updates by these or `anywhere`; without an optimizer a loop need not train."""
         self._modules = list(modules)
         given = list(optimizers)
-        groups = chain.from_iterable(optimizer.param_groups for optimizer in given)
-        self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        self._parameters = [p for o in given for g in o.param_groups for p in g["params"] if p.requires_grad]
         self._where = where
         self._proven = self._agreed = not self._parameters
         self._may_wait = True  # for an update: gradients of several steps may make one
         self._before = outlines(self._parameters)
-        known = [p for p in self._parameters if not nn.parameter.is_lazy(p)]
+        known = [p for p in self._parameters if p.is_leaf and not nn.parameter.is_lazy(p)]
         self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in known]
         self._updates = 0  # of all optimizers
-        self._counters = [optimizer.register_step_pre_hook(self._count) for optimizer in given]
+        listen = [register_optimizer_step_pre_hook] if anywhere else [o.register_step_pre_hook for o in given]
+        self._counters = [hear(self._count) for hear in listen]
 
     def _note(self, _parameter: Tensor) -> None:
-        self._proven = True
+        self._proven, served, self._hooks = True, self._hooks, []
+        for hook in served:
+            hook.remove()
 
     def _count(self, *_: object) -> None:
         self._updates += 1
 
     def passed(self, done: int, *, ended: bool) -> None:
-        """Check the `done`-th step, the last one if `ended`; remove hooks that have served."""
+        """Check the `done`-th step, the last one if `ended`."""
         self._may_wait = not ended and done < MOST_WITHOUT_UPDATE
-        held = any(p.grad is not None for p in self._parameters) if done == 1 else False
-        if held and not self._updates and self._where.leads:
+        begun = done == 1 and not self._updates and self._where.leads
+        if begun and any(p.grad is not None for p in self._parameters):
             log.warning(
                 "not exact: the first step of the loop computes gradients and updates nothing, and a "
                 "checkpoint holds no gradients; let each step of run.steps end with an update"
             )
-        for hooks, served in ((self._hooks, self._proven), (self._counters, self._updates)):
-            while served and hooks:
-                hooks.pop().remove()
+
+    def is_idle(self) -> bool:
+        """Return, alike on all ranks, whether every one has got gradients and none has made an update."""
+        while self._updates and self._counters:
+            self._counters.pop().remove()
+        idle = bool(self._parameters) and self._proven and not self._updates
+        idle = idle and outlines(self._parameters) == self._before
+        return all(each for (each,) in self._where.gather_numbers(idle))
 
     def check(self, step: int) -> None:
         """Check a state before its save; raises UntrainedError or DivergenceError on all ranks."""
@@ -321,7 +330,4 @@ class GradientWatch:
             raise UntrainedError(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
         self._agreed = any(has for _, has in of_ranks)
         if not (self._agreed or self._may_wait):
-            raise UntrainedError(
-                "Run: the steps compute gradients, and none has changed a parameter: call optimizer.step(), "
-                "of the optimizer that Run was given"
-            )
+            raise UntrainedError(f"Run: the {NO_UPDATE}, of the optimizer that Run was given")

@@ -26,7 +26,15 @@ from gpu_fleet.preemption.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog, of_
 from gpu_fleet.step import optimization, precision
 from gpu_fleet.step.checks import BufferCheck, check_finite, check_gradients, check_of_optimizer, look
 from gpu_fleet.step.spread import mean_loss
-from gpu_fleet.step.state import State, not_finite, parameters_sha256, tensors_of, undisturbed, whole_weights
+from gpu_fleet.step.state import (
+    State,
+    not_finite,
+    parameters_sha256,
+    plain_optimizer,
+    tensors_of,
+    undisturbed,
+    whole_weights,
+)
 from gpu_fleet.step.task import Task
 from gpu_fleet.trainer.initial_state import fresh_state, rehearse
 from gpu_fleet.trainer.prepared_run import PreparedRun, opened
@@ -183,7 +191,7 @@ def take_step(
     state.position += settings.run.batch_size
     optimization.update_average(state.average, state.model, settings.average, state.step)
     if first:
-        run.checkpoints.check_readable(state)
+        run.where.together(lambda: plain_optimizer(state, run.settings))
     return norm
 
 
@@ -254,12 +262,8 @@ def export(run: PreparedRun, state: State) -> None:
     """Write the finished model into the run's folder, for model.weights of another run."""
     module = run.evaluated(state).module
     weights = whole_weights(module, run.where, state.spread.other_layers)
-    bad = not_finite(weights, state.not_finite_at_start)
-    check_finite(
-        run.where,
-        bad,
-        f"after step {state.step}: the model is not exported, its checkpoint of this step is kept",
-    )
+    kept = f"after step {state.step}: the model is not exported, its checkpoint of this step is kept"
+    check_finite(run.where, not_finite(weights, state.not_finite_at_start), kept)
     if isinstance(module, Task):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     source = run.settings.model.weights or run.settings.model.config

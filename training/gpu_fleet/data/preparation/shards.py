@@ -149,8 +149,7 @@ def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...], skipped: S
 
 def shuffled(pictures: Sequence[tuple[Path, int]]) -> list[tuple[Path, int]]:
     """Return the pictures of a split in a shuffled order that is always the same."""
-    order = np.random.default_rng(SHUFFLE_SEED).permutation(len(pictures))
-    return [pictures[place] for place in order]
+    return [pictures[place] for place in np.random.default_rng(SHUFFLE_SEED).permutation(len(pictures))]
 
 
 def write_shards(folder: Path, pictures: Sequence[tuple[Path, int]], samples: int, skipped: Skipped) -> None:
