@@ -34,7 +34,6 @@ PACKAGES = (
     "util-linux",
 )
 ADDRESS = "10.0.0.1"
-# A root file system with another Slurm and munge, such as Ubuntu 24.04's; empty for this computer's own.
 # Of random submissions; 23.11 would buy for some of the matrix (docs/how-to/queue.md).
 WORDS: tuple[dict[str, object], ...] = (
     {},
@@ -63,6 +62,7 @@ WORDS: tuple[dict[str, object], ...] = (
     {"gpus": 8, AND: {"nodes": 2, "exclusive": ""}},
     {"gpus": 1, AND: {"gpus": 8, "nodes": 4, "exclusive": ""}},
 )
+# A root file system with another Slurm and munge, such as Ubuntu 24.04's; empty for this computer's own.
 ROOT = os.environ.get("GPU_FLEET_SLURM_ROOT", "").rstrip("/")
 # $1: the configuration, $2: ROOT; the name is the controller's
 WORLD = """
