@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import click
 
 from tests.bench.__main__ import ROOT, TARGET, Entries, merge
+from tests.bench.entries import entry
 from tests.touched import QUICK
 
 
@@ -90,10 +91,10 @@ def prove(name: str, arguments: Sequence[str]) -> bool:
 
 def figures(name: str, tests: int, seconds: float) -> Entries:
     """The entries of a part for ``build/bench.json``."""
-    about = {"peer": None, "ratio": None, "command": f"make prove-{name}"}
+    command = f"make prove-{name}"
     return {
-        f"prove_{name}_tests_passed": {"value": tests, "unit": "tests", "goal": "all", **about},
-        f"prove_{name}_s": {"value": round(seconds, 1), "unit": "s", "goal": "", **about},
+        f"prove_{name}_tests_passed": entry(tests, "tests", None, "all", command=command),
+        f"prove_{name}_s": entry(seconds, "s", None, "", command=command),
     }
 
 

@@ -41,7 +41,7 @@ def action(page: str, answer: str) -> dict[str, str]:
 IMAGE, STACKS = "image/gpu_fleet_image/a.py", "stacks/gpu_fleet_stacks/a.py"
 STEP, WHEELS = "image/gpu_fleet_image/recipe/steps/a", "image/gpu_fleet_image/recipe/wheels/debian-12.txt"
 FRAGMENT, ODD_NAME = "docs/changes/a.added.md", "docs/changes/a.b.md"
-PROGRAM = "stacks/gpu_fleet_stacks/program.py"
+PROGRAM, OSS = "stacks/gpu_fleet_stacks/program.py", "image/gpu_fleet_image/oss.py"
 # (rule, its first words, the files of a checkout that breaks it)
 BROKEN = [
     (words.of_modules, f"{IMAGE}:2: 'machine'", {IMAGE: 'A = "machine"\nB = f"{A}: my machine"\n'}),
@@ -136,6 +136,7 @@ BROKEN = [
     (tables.actions, f"{tables.ACTIONS}:1: GetRole names", action("a", '"A"')),
     (tables.actions, f"{tables.ACTIONS}:1: GetRole lacks", action("getrole", "")),
     (tables.actions, f"{tables.ACTIONS}:1: no stand-in", action("getrole", '"A"')),
+    (tables.actions, f"{OSS}:1: ListUsers", action("getrole", '"A"') | {OSS: 'ask("ram", "ListUsers")'}),
     (tables.regions, f"{tables.REGIONS}:1: eu-nowhere-1", REGIONS),
     (tables.regions, f"{tables.CATALOG[0]}:1: moon", REGIONS | {tables.CATALOG[0]: 'region = "moon"'}),
     (

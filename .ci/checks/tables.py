@@ -13,21 +13,27 @@ from gpu_fleet_stacks.settings import projects, reference
 
 ACTIONS = "tests/image/alicloud_api.toml"
 PAGES = ("https://api.alibabacloud.com/document/", "https://www.alibabacloud.com/help/")
+ROOMS = ("image/", "stacks/", "training/")
 FIRST_YEAR = 2026
 REGIONS, PARTITIONS = "stacks/gpu_fleet_stacks/catalog/regions.toml", ("aws", "aws-us-gov")
 CATALOG = ("stacks/gpu_fleet_stacks/catalog/catalog.toml", "stacks/gpu_fleet_stacks/catalog/prices.toml")
 WORD = re.compile(r"\w+")
+# Where the product names an action; other first words than these are parameters' too.
+ASKED = re.compile(
+    r'(?<!get)[(:]\s*(?:"[a-z]+", )?"((?:Assume|Attach|Check|Complete|Delete|Describe|Detach|Get|Invoke|'
+    r'List|Modify|Put|Query|Release|Resume|Suspend)[A-Z]\w+)"'
+)
 
 
 def actions(checkout: Checkout) -> Iterator[Finding]:
-    """Check that each action of Alibaba Cloud has its page, the day of reading, and a stand-in in tests."""
+    """Check that each action of Alibaba Cloud has a row with its page and day, and a stand-in in tests."""
     text = checkout.text(ACTIONS)
     rows: dict[str, Any] = tomllib.loads(text)
     if not rows:
         raise NothingToCheckError(f"{ACTIONS}: has no action")
     sources = [checkout.text(path) for path in checkout.files("tests", suffix=".py")]
     words = {word for source in sources for word in WORD.findall(source)}
-    by_key = "\n".join(source for source in sources if "alicloud_account" in source)
+    by_key = "\n".join(each for each in sources if re.search("alicloud_account|alicloud_api import", each))
     for action, row in rows.items():
         at = line_of(text, f"[{action}]")
         page = str(row.get("page"))
@@ -36,8 +42,13 @@ def actions(checkout: Checkout) -> Iterator[Finding]:
         if not row.get("source") or not row.get("answer") or row["read"].year < FIRST_YEAR:
             yield Finding(ACTIONS, at, f"{action} lacks its source, its answer or the day of reading")
         method = re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()
-        if method not in words and not re.search(rf'"{action}": |\b{action}=', by_key):
+        if method not in words and not re.search(rf'"{action}": |\b{action}=|refused\("{action}"', by_key):
             yield Finding(ACTIONS, at, f"no stand-in answers {action}")
+    for path in checkout.paths:
+        if path.startswith(ROOMS) and path.endswith(".py") and re.search("alicloud|/oss", path):
+            text = checkout.text(path)
+            for action in sorted(set(ASKED.findall(text)) - rows.keys()):
+                yield Finding(path, line_of(text, f'"{action}"'), f"{action} is in no row of {ACTIONS}")
 
 
 def regions(checkout: Checkout) -> Iterator[Finding]:

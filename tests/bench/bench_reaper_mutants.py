@@ -80,6 +80,11 @@ DECIDING = (
     "agent:is_unfit",
     "whole_instance",
     "ProcessTable.read",
+    "decide",
+    "kept_by_minimum",
+    "past_lifetime",
+    "AgentReleases.note",
+    "Watch.note",
 )
 NO_WITNESSES = (
     # they break the product themselves, or look at processes of their own, which no mutant reaches

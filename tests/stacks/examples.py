@@ -63,7 +63,7 @@ def refusal(content: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-# A stack that builds its own image; any file stands for the payload.
+# A stack that builds its own image, and takes SSH from a network; any file stands for the payload.
 BUILDING = stack(
     image={
         "parameter": "/imagebuilder/gpu-fleet-test/ami",
@@ -75,6 +75,7 @@ BUILDING = stack(
         "zones": ["us-east-1a", "us-east-1b"],
         "interface_endpoints": True,
     },
+    access={"ssh_from": {"office": "198.51.100.0/24"}},
 )
 
 PRICED = [kind for kind in catalog.load().of_cloud(Cloud.AWS) if kind.price is not None]

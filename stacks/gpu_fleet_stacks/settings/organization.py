@@ -19,12 +19,12 @@ def asks(stack: Stack) -> list[pulumi.ResourceTransformation]:
     def asked(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult:
         return pulumi.ResourceTransformationResult(with_asked(stack, args.type_, args.props), args.opts)
 
-    return [asked] if stack.tags or stack.aws.permissions_boundary else []
+    return [asked]
 
 
 def with_asked(stack: Stack, kind: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a resource's inputs with the organisation's tags beside its own. Pure."""
-    tagged = {key: inputs[key] for key in TAGS if isinstance(inputs.get(key), Mapping) and inputs[key]}
+    tagged = {key: inputs[key] for key in TAGS if isinstance(inputs.get(key), Mapping)}
     more: dict[str, Any] = {key: {**stack.tags, **own} for key, own in tagged.items()}
     if kind == ROLE and stack.aws.permissions_boundary:
         more["permissions_boundary"] = stack.aws.permissions_boundary

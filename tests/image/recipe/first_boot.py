@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.bench.__main__ import TARGET, merge
+from tests.bench.entries import entry
 from tests.image.virtual_machine import MachineError, VirtualMachine
 
 # What a hang looks like on two cores that others use too; the figure stands in build/bench.json.
@@ -66,16 +67,7 @@ def whole_activity(guest: VirtualMachine) -> dict[str, Any]:
 
 def entries(found: FirstHeartbeat, name: str = "bootstrap_first_heartbeat_s") -> dict[str, dict[str, Any]]:
     """The figure for ``bench.json``, beside what cloud-init alone took."""
-    return {
-        name: {
-            "value": round(found.heartbeat_s, 1),
-            "unit": "s",
-            "peer": round(found.user_data_s, 1),
-            "ratio": round(found.heartbeat_s / found.user_data_s, 3),
-            "goal": f"<= {GOAL_S:g} s",
-            "command": COMMAND,
-        }
-    }
+    return {name: entry(found.heartbeat_s, "s", found.user_data_s, f"<= {GOAL_S:g} s", command=COMMAND)}
 
 
 def record(found: FirstHeartbeat, name: str = "bootstrap_first_heartbeat_s") -> None:

@@ -487,7 +487,7 @@ class FakeSlurm:
             self._hear(node)
         self._planned = set()
         for job in list(self.jobs.values()):
-            if job is (parts := self._parts(job))[0]:
+            if job is (parts := self.parts_of(job))[0]:
                 self._start(parts)
         for job in [job for job in self.jobs.values() if job.ended_at]:
             if now - (job.ended_at or now) >= FORGOTTEN_AFTER:
@@ -501,7 +501,7 @@ class FakeSlurm:
                 for words in health_says(self.health, self.instances.marks(node.name), state):
                     self.ask(["scontrol", *(word.replace("NODE", node.name) for word in words)])
 
-    def _parts(self, job: Job) -> list[Job]:
+    def parts_of(self, job: Job) -> list[Job]:
         """Return a job and all jobs that start together with it."""
         return [other for other in self.jobs.values() if other.group == job.group] if job.group else [job]
 

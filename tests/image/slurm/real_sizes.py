@@ -22,7 +22,7 @@ from gpu_fleet_image.slurm import configuration, slurm
 from gpu_fleet_image.slurm.answers import PENDING, ListedJob
 from gpu_fleet_image.slurm.configuration import Cluster
 from gpu_fleet_image.slurm.controller import gpus_named
-from tests.image.slurm.size_world import AND, MOST, POOL, SIZE, WORDS, Play, watch_of
+from tests.image.slurm.size_world import AND, MOST, POOL, SIZE, Play, watch_of
 
 PACKAGES = (
     "iproute2",
@@ -34,6 +34,34 @@ PACKAGES = (
     "util-linux",
 )
 ADDRESS = "10.0.0.1"
+# Of random submissions; 23.11 would buy for some of the matrix (docs/how-to/queue.md).
+WORDS: tuple[dict[str, object], ...] = (
+    {},
+    {"gpus": 1},
+    {"gpus": 3},
+    {"gpus": 8},
+    {"gpus": 16},
+    {"gpus": 9},
+    {"gpus-per-task": 1, "ntasks": 16},
+    {"gpus-per-node": 8, "nodes": 2},
+    {"gpus-per-node": 1, "nodes": 2},
+    {"gpus": 1, "mem": 400_000},
+    {"gpus": 1, "mem": 2_000_000},
+    {"gpus": 2, "cpus-per-task": 48},
+    {"ntasks": 200, "mem": 1000},
+    {"cpus-per-task": 200},
+    {"nodes": 5},
+    {"gres": "gpu:16"},
+    {"gres": "gpu:a100:2"},
+    {"gpus": 1, "array": "0-7"},
+    {"gpus": 1, "array": "0-7%2"},
+    {"gpus": 1, "begin": 172_800},
+    {"gpus": 1, "hold": ""},
+    {"gpus": 1, "exclusive": ""},
+    {"gpus": 1, AND: {"gpus": 1}},
+    {"gpus": 8, AND: {"nodes": 2, "exclusive": ""}},
+    {"gpus": 1, AND: {"gpus": 8, "nodes": 4, "exclusive": ""}},
+)
 # A root file system with another Slurm and munge, such as Ubuntu 24.04's; empty for this computer's own.
 ROOT = os.environ.get("GPU_FLEET_SLURM_ROOT", "").rstrip("/")
 # $1: the configuration, $2: ROOT; the name is the controller's

@@ -30,34 +30,61 @@ POLICY = {
     }
 }
 AND = ":"  # before the options of a heterogeneous job's next part, as on a command line
-# Of random submissions; which of them no instance could run is for the model to say.
-WORDS: tuple[dict[str, object], ...] = (
-    {},
-    {"gpus": 1},
-    {"gpus": 3},
-    {"gpus": 8},
-    {"gpus": 16},
-    {"gpus": 9},
-    {"gpus-per-task": 1, "ntasks": 16},
-    {"gpus-per-node": 8, "nodes": 2},
-    {"gpus-per-node": 1, "nodes": 2},
-    {"gpus": 1, "mem": 400_000},
-    {"gpus": 1, "mem": 2_000_000},
-    {"gpus": 2, "cpus-per-task": 48},
-    {"ntasks": 200, "mem": 1000},
-    {"cpus-per-task": 200},
-    {"nodes": 5},
-    {"gres": "gpu:16"},
-    {"gres": "gpu:a100:2"},
-    {"gpus": 1, "array": "0-7"},
-    {"gpus": 1, "array": "0-7%2"},
-    {"gpus": 1, "begin": 172_800},
-    {"gpus": 1, "hold": ""},
-    {"gpus": 1, "exclusive": ""},
-    {"gpus": 1, AND: {"gpus": 1}},
-    {"gpus": 8, AND: {"nodes": 2, "exclusive": ""}},
-    {"gpus": 1, AND: {"gpus": 8, "nodes": 4, "exclusive": ""}},
+NEVER = 0
+# Options of sbatch -> instances of 8 GPUs, 96 CPUs and 1 TB; those of `NEVER` run on no number of them.
+MATRIX: tuple[tuple[dict[str, object], int], ...] = (
+    ({}, 1),
+    ({"nodes": 2}, 2),
+    ({"nodes": 4}, 4),
+    ({"nodes": 5}, NEVER),
+    ({"nodes": "2-4"}, 2),
+    ({"ntasks": 96}, 1),
+    ({"ntasks": 97}, 2),
+    ({"ntasks": 384}, 4),
+    ({"ntasks": 385}, NEVER),
+    ({"ntasks": 200, "overcommit": ""}, 1),
+    ({"cpus_per_task": 96}, 1),
+    ({"cpus_per_task": 97}, NEVER),
+    ({"ntasks": 3, "cpus_per_task": 64}, 2),
+    ({"gpus": 1}, 1),
+    ({"gpus": 8}, 1),
+    ({"gpus": 9}, 2),
+    ({"gpus": 16}, 2),
+    ({"gpus": 32}, 4),
+    ({"gpus": 33}, NEVER),
+    ({"gpus": 16, "nodes": 1}, NEVER),
+    ({"gpus": 16, "nodes": 4}, 4),
+    ({"gpus_per_node": 8}, 1),
+    ({"gpus_per_node": 8, "nodes": 3}, 3),
+    ({"gpus_per_node": 9}, NEVER),
+    ({"gpus_per_task": 1, "ntasks": 16}, 2),
+    ({"gpus_per_task": 2, "ntasks": 3}, 1),
+    ({"gpus_per_task": 5, "ntasks": 3}, 3),
+    ({"gpus_per_task": 9}, NEVER),
+    ({"gres": "gpu:2"}, 1),
+    ({"gres": "gpu:16"}, NEVER),
+    ({"gres": "gpu:a100:2"}, NEVER),
+    ({"mem": 1_000_000}, 1),
+    ({"mem": 1_000_001}, NEVER),
+    ({"mem": 900_000, "nodes": 2}, 2),
+    ({"gpus": 2, "mem_per_gpu": 500_000}, 1),
+    ({"gpus": 4, "mem_per_gpu": 500_000}, 2),
+    ({"gpus": 1, "mem_per_gpu": 1_000_001}, NEVER),
+    ({"gpus": 1, "mem": 0, "array": "0-1"}, 2),
+    ({"gpus": 1, "exclusive": ""}, 1),
+    ({"gpus": 1, "array": "0-7"}, 1),
+    ({"gpus": 1, "array": "0-8"}, 2),
+    ({"gpus": 3, "array": "0-3%2"}, 1),
+    ({"gpus": 8, "array": "0-7%2"}, 2),
+    ({"gpus": 1, "mem": 400_000, "array": "0-3"}, 2),
+    ({"gpus": 1, "hold": ""}, NEVER),
+    ({"gpus": 1, "begin": 172_800}, NEVER),
+    ({"gpus": 1, AND: {"gpus": 1}}, 2),
+    ({"gpus": 16, AND: {"gpus": 16}}, 4),
+    ({"gpus": 16, AND: {"nodes": 3}}, NEVER),
+    ({"gpus": 1, AND: {"gpus": 9, "nodes": 1}}, NEVER),
 )
+WORDS = tuple(words for words, _ in MATRIX)  # of random submissions
 
 
 def watch_of(
@@ -147,9 +174,14 @@ class SizePlay(Play, Instances):
             self.slurm.step(self.now)
 
     def held(self, job: Job) -> bool:
-        """Return whether Slurm has given up a job that its nodes could run."""
+        """Return whether Slurm has given up a job that its nodes could run, with all its parts."""
         there = [(name, node.size, node.size) for name, node in self.slurm.nodes.items()]
-        return job.given_up and placed_on(job.options, there, SIZE.memory // SIZE.gpus) is not None
+        for part in self.slurm.parts_of(job):
+            placed = placed_on(part.options, there, SIZE.memory // SIZE.gpus)
+            if placed is None:
+                return False
+            there = [row for row in there if row[0] not in placed]
+        return job.given_up
 
     def reason(self, job: Job) -> str:
         """Return the reason in `gpu-fleet runs`."""

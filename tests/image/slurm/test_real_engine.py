@@ -30,6 +30,7 @@ from gpu_fleet_stacks.rehearsal.archives import zip_bytes
 from gpu_fleet_stacks.rehearsal.moto_server import moto_server
 from gpu_fleet_stacks.rehearsal.program import run_program
 from tests.bench.__main__ import TARGET, merge
+from tests.bench.entries import entry
 from tests.image.door import BUCKET, REGION, Door
 from tests.image.slurm import guests
 from tests.image.slurm.guests import AS_ROOT, Fleet, Guest
@@ -177,8 +178,7 @@ def record(name: str, seconds: float, goal: str | None = None) -> None:
     ``queue_kill_to_step_s`` is from an instance's death to the first new step, less the fresh boot, which
     ``queue_node_boot_s`` says.
     """
-    entry = {"value": round(seconds, 1), "unit": "s", "peer": None, "ratio": None, "goal": goal}
-    merge(TARGET, {name: entry | {"command": "make prove-queue"}})
+    merge(TARGET, {name: entry(seconds, "s", None, goal, command="make prove-queue")})
 
 
 @contextmanager

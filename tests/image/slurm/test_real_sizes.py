@@ -5,8 +5,8 @@ import pytest
 from gpu_fleet_image.recipe import build_requirements
 from tests.image.slurm.guests import AS_ROOT
 from tests.image.slurm.real_sizes import PACKAGES, ROOT, RealPlay, options_of, real_play, schedule
-from tests.image.slurm.size_world import MOST
-from tests.image.slurm.test_sizes import MATRIX, NEVER, PAIRS
+from tests.image.slurm.size_world import MATRIX, MOST, NEVER
+from tests.image.slurm.test_sizes import PAIRS
 
 pytestmark = [pytest.mark.queue, pytest.mark.timeout(600), AS_ROOT]
 SCHEDULES = 20

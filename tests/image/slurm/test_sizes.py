@@ -6,63 +6,9 @@ import pytest
 
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.slurm import slurm
-from tests.image.slurm.size_world import AND, BEAT, BOOT, MOST, START, SizePlay, play
+from tests.image.slurm.size_world import AND, BEAT, BOOT, MATRIX, MOST, NEVER, START, SizePlay, play
 
 DAYS = timedelta(days=2)
-NEVER = 0
-# Options of sbatch -> instances of 8 GPUs, 96 CPUs and 1 TB; those of `NEVER` run on no number of them.
-MATRIX: tuple[tuple[dict[str, object], int], ...] = (
-    ({}, 1),
-    ({"nodes": 2}, 2),
-    ({"nodes": 4}, 4),
-    ({"nodes": 5}, NEVER),
-    ({"nodes": "2-4"}, 2),
-    ({"ntasks": 96}, 1),
-    ({"ntasks": 97}, 2),
-    ({"ntasks": 384}, 4),
-    ({"ntasks": 385}, NEVER),
-    ({"ntasks": 200, "overcommit": ""}, 1),
-    ({"cpus_per_task": 96}, 1),
-    ({"cpus_per_task": 97}, NEVER),
-    ({"ntasks": 3, "cpus_per_task": 64}, 2),
-    ({"gpus": 1}, 1),
-    ({"gpus": 8}, 1),
-    ({"gpus": 9}, 2),
-    ({"gpus": 16}, 2),
-    ({"gpus": 32}, 4),
-    ({"gpus": 33}, NEVER),
-    ({"gpus": 16, "nodes": 1}, NEVER),
-    ({"gpus": 16, "nodes": 4}, 4),
-    ({"gpus_per_node": 8}, 1),
-    ({"gpus_per_node": 8, "nodes": 3}, 3),
-    ({"gpus_per_node": 9}, NEVER),
-    ({"gpus_per_task": 1, "ntasks": 16}, 2),
-    ({"gpus_per_task": 2, "ntasks": 3}, 1),
-    ({"gpus_per_task": 5, "ntasks": 3}, 3),
-    ({"gpus_per_task": 9}, NEVER),
-    ({"gres": "gpu:2"}, 1),
-    ({"gres": "gpu:16"}, NEVER),
-    ({"gres": "gpu:a100:2"}, NEVER),
-    ({"mem": 1_000_000}, 1),
-    ({"mem": 1_000_001}, NEVER),
-    ({"mem": 900_000, "nodes": 2}, 2),
-    ({"gpus": 2, "mem_per_gpu": 500_000}, 1),
-    ({"gpus": 4, "mem_per_gpu": 500_000}, 2),
-    ({"gpus": 1, "mem_per_gpu": 1_000_001}, NEVER),
-    ({"gpus": 1, "mem": 0, "array": "0-1"}, 2),
-    ({"gpus": 1, "exclusive": ""}, 1),
-    ({"gpus": 1, "array": "0-7"}, 1),
-    ({"gpus": 1, "array": "0-8"}, 2),
-    ({"gpus": 3, "array": "0-3%2"}, 1),
-    ({"gpus": 8, "array": "0-7%2"}, 2),
-    ({"gpus": 1, "mem": 400_000, "array": "0-3"}, 2),
-    ({"gpus": 1, "hold": ""}, NEVER),
-    ({"gpus": 1, "begin": 172_800}, NEVER),
-    ({"gpus": 1, AND: {"gpus": 1}}, 2),
-    ({"gpus": 16, AND: {"gpus": 16}}, 4),
-    ({"gpus": 16, AND: {"nodes": 3}}, NEVER),
-    ({"gpus": 1, AND: {"gpus": 9, "nodes": 1}}, NEVER),
-)
 
 
 @pytest.mark.parametrize(("words", "instances"), MATRIX)

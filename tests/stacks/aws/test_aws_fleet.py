@@ -121,14 +121,6 @@ def test_the_budget_counts_what_credits_and_refunds_pay():
     assert budget.inputs["costTypes"] == {"includeCredit": False, "includeRefund": False}
 
 
-def test_ssh_is_open_to_the_named_networks_alone():
-    found = declared(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
-    rules = found.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
-
-    opened = [rule.inputs["cidrIpv4"] for rule in rules if rule.inputs.get("fromPort") == 22]
-    assert opened == ["198.51.100.0/24"]
-
-
 def test_a_stack_without_nat_has_endpoints_for_all_it_needs():
     network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"], "nat": "none", "interface_endpoints": True}
     rehearsed = declared(stack(network=network))

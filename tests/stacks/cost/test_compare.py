@@ -4,6 +4,7 @@ import csv
 import datetime
 import io
 import json
+import re
 from decimal import Decimal
 
 import pytest
@@ -17,6 +18,7 @@ from gpu_fleet_stacks.catalog.money import HOURS_PER_MONTH, Money
 from gpu_fleet_stacks.cost import compare_page, offers_file
 from gpu_fleet_stacks.cost.command import cost as command
 from gpu_fleet_stacks.cost.compare import PurchaseOption, compare, slowdown
+from gpu_fleet_stacks.cost.compare_page import HEADINGS
 from gpu_fleet_stacks.cost.offers_file import OffersFileError, SpotRuns
 from tests.stacks.examples import pool, stack
 
@@ -165,6 +167,9 @@ def test_the_page_has_a_line_for_each_known_option_and_escapes_the_buyer_s_words
     assert "in &lt;our&gt; rack" in text
     assert "<our>" not in text
     assert 'data-column="pays from" class="number">237 hours</td>' in text
+    classes = dict(re.findall(r'<td data-column="([^"]+)"(?: class="(\w+)")?>', text))
+    assert classes == dict(zip(HEADINGS, ["id", *["number"] * 4], strict=True)) | {"source": ""}
+    assert re.findall(r'text-anchor="middle">(\d+)<', text) == ["0", "182", "365", "547", "730"]
     assert report_page.STYLE in text
 
 
@@ -177,7 +182,9 @@ def test_the_command_compares_and_writes_the_page(tmp_path):
     )
 
     assert done.exit_code == 0, done.output
-    (train,) = [each for each in json.loads(done.output)["pools"] if each["type"] == TYPE]
+    document = json.loads(done.output)
+    (train,) = [each for each in document["pools"] if each["type"] == TYPE]
+    assert document["stack"] == "aws-prod"
     assert {each["name"]: each["break_even_hours"] for each in train["options"]}["1 year"] == "438.84"
     assert page.read_text().startswith("<!doctype html>")
 
@@ -191,6 +198,12 @@ def test_rows_have_a_way_to_pay_each_and_nothing_where_it_is_unknown():
     assert (one["hour"], one["break_even_hours"], one["currency"]) == ("0.00", "462.82", "USD")
     (three,) = [row for row in rows if (row["type"], row["name"]) == (TYPE, "3 years")]
     assert (three["month"], three["break_even_hours"], three["at_least"]) == ("", "", "false")
+
+
+def test_a_table_says_from_when_each_way_pays():
+    done = CliRunner().invoke(command, ["aws-prod", "--compare"])
+
+    assert re.search(r"1 year .* 463 hours ", done.output)
 
 
 def test_options_that_would_do_nothing_are_refused():

@@ -210,23 +210,25 @@ def test_two_currencies_have_no_sum_and_no_order():
             operation(dollars, yuan)
 
 
-def test_prices_in_yuan_become_dollars_at_the_rate_of_the_budget():
-    budget = {"monthly": 90000, "currency": "USD", "cny_per_usd": "7.1", "recipients": ["a@b.org"]}
-    in_yuan = estimate(alicloud_examples.stack())
-    in_dollars = estimate(alicloud_examples.stack(budget=budget))
+def test_prices_of_the_other_currency_count_at_the_rate_of_the_budget():
+    for settings_of_cloud, currency in ((alicloud_examples.stack(), "USD"), (stack(), "CNY")):
+        budget = replace(settings_of_cloud.budget, currency=currency, cny_per_usd=Decimal("7.1"))
+        own, other = estimate(settings_of_cloud), estimate(replace(settings_of_cloud, budget=budget))
+        yuan, dollars = (own, other) if currency == "USD" else (other, own)
 
-    spans = [line.months[Level.MAX] for line in in_dollars.lines if line.months is not None]
-    assert {money.currency for span in spans for money in (span.expected, span.worst)} == {"USD"}
-    expected = in_yuan.worst_month.amount / Decimal("7.1")
-    assert cents(in_dollars.worst_month) == str(expected.quantize(CENT))
+        spans = [line.months[Level.MAX] for line in other.lines if line.months is not None]
+        assert {money.currency for span in spans for money in (span.expected, span.worst)} == {currency}
+        expected = yuan.worst_month.amount / Decimal("7.1")
+        assert cents(dollars.worst_month) == str(expected.quantize(CENT))
 
 
 def test_a_currency_without_a_rate_is_named():
     settings_in_yuan = alicloud_examples.stack()
-    unknown = replace(settings_in_yuan, budget=replace(settings_in_yuan.budget, currency="EUR"))
+    for rate in (None, Decimal("7.1")):
+        budget = replace(settings_in_yuan.budget, currency="EUR", cny_per_usd=rate)
 
-    with pytest.raises(CurrencyError, match=r"budget.currency = 'EUR': the price of ecs\.\S+ is in CNY"):
-        estimate(unknown)
+        with pytest.raises(CurrencyError, match=r"budget.currency = 'EUR': the price of ecs\.\S+ is in CNY"):
+            estimate(replace(settings_in_yuan, budget=budget))
 
 
 def test_a_limit_on_the_spot_price_bounds_the_worst_case():

@@ -277,6 +277,13 @@ def test_a_reservation_is_active_large_enough_in_its_zone_and_ends_when_the_file
         (PROBLEM, "in cn-shenzhen-d, and it is in", assured("Active", 2, "cn-shenzhen-e")),
         (PROBLEM, "", account(DescribeElasticityAssurances={})),
     )
+    resource = {"AllocatedResource": [{"InstanceType": G7, "TotalAmount": 2, "zoneId": "cn-shenzhen-d"}]}
+    items = {"CapacityReservationItem": [{"Status": "Active", "AllocatedResources": resource}]}
+    other = about(
+        "reservation of dev",
+        stack(pools=[pool(market="reservation", **by | {"reservation_id": "crp-wz90000000000000000"})]),
+        (FINE, "Active, 2 of", account(DescribeCapacityReservations={"CapacityReservationSet": items})),
+    )
     each = about(
         "reservation eap-1 of dev",
         stack(pools=[pool(market="reservation", reservations=held)]),
@@ -284,7 +291,7 @@ def test_a_reservation_is_active_large_enough_in_its_zone_and_ends_when_the_file
         (PROBLEM, "ends 2027-03-30T16:00Z, and", ending("2027-03-30T16:00Z")),
     )
 
-    assert wrong_of(*one, *each) == []
+    assert wrong_of(*one, *other, *each) == []
 
 
 # what the account must have

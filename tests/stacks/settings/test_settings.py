@@ -21,10 +21,10 @@ def refusal_of(values: dict[str, object]) -> str:
 
 
 def test_a_valid_file_is_read_as_it_is_written():
-    read = stack(owner="Jürgen Müller / 平台组", pools=[pool(types=["p4d.24xlarge"], efa=True)])
+    read = stack(owner="Jürgen Müller / 平台组", pools=[pool(types=["p4d.24xlarge"], efa=True, spare=1)])
 
     assert read.owner == "Jürgen Müller / 平台组"
-    assert read.pools[0].types == ("p4d.24xlarge",)
+    assert (read.pools[0].types, read.pools[0].spare) == (("p4d.24xlarge",), 1)
     assert [str(zone) for zone in read.zones_of(read.pools[0])] == ["us-east-1a", "us-east-1b"]
 
 
@@ -164,6 +164,9 @@ OF_POOLS: dict[str, dict[str, Any]] = {
     f"types = {P4D}: one type only where efa is true": of_pool(efa=True, types=P4D),
     "groups = 'single': must be per_zone, or name one zone: EFA traffic never leaves a zone": EFA,
     "groups = 'single': must be per_zone, or name one": EFA | of_pool(zones=["us-east-1a", "us-east-1b"]),
+    "pools[0].spare = 1: must leave room between size.min 1, size.max 1": of_pool(
+        spare=1, size={"min": 1, "desired": 1, "max": 1}
+    ),
     "pools[0].spare = 1: 0 where image.mode is none: nothing of gpu-fleet runs there": of_pool(spare=1)
     | {"image.mode": "none"},
     "reservation_id = 'cr-1': does not fit market spot; use market reservation": of_pool(
@@ -293,6 +296,15 @@ def test_one_group_of_efa_instances_fits_one_zone():
     assert stack(pools=[efa]).pools[0].zones == ("us-east-1b",)
 
 
+def test_a_capacity_block_needs_no_price_for_it_is_paid_before_an_instance_starts():
+    unpriced = pool(types=["p5e.48xlarge"], zones=["us-east-1a"])
+
+    block = stack(pools=[unpriced | {"market": "capacity-block", "reservation_id": FIRST}])
+
+    assert block.budget.assume == {}
+    assert "in budget.assume: {p5e.48xlarge: ...}" in refusal(stack_file(pools=[unpriced]))
+
+
 def test_a_stack_whose_name_no_resource_could_have_is_refused():
     letters = {
         name: f"stack = '{name}': must be lower case letters" for name in ("aws_dev", "Dev", "d", "dev-")
@@ -309,7 +321,9 @@ def test_a_stack_whose_name_no_resource_could_have_is_refused():
 def test_a_problem_brings_no_other_that_goes_with_it():
     drained = of_pool(size={"min": 1, "desired": 1, "max": 0})
     nameless = {"queue": "slurm", "storage.home": True, "access.people": {"ada": {}}}
-    for key, values in (("pools[0].size", drained), ("access.people.ada", nameless)):
+    elsewhere = of_pool(types=["ecs.gn8v-8x.48xlarge"])  # of Alibaba Cloud, where no list has its price
+    keys = ("pools[0].size", "access.people.ada", "pools[0].types[0]")
+    for key, values in zip(keys, (drained, nameless, elsewhere), strict=True):
         said = refusal_of(values)
         assert f"- {key}" in said
         assert "has 1 problem:" in said

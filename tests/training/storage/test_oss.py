@@ -13,6 +13,7 @@ from gpu_fleet.core.errors import CheckpointError, StoreError
 from gpu_fleet.storage import oss
 from gpu_fleet.storage.object_store import ObjectStore, patiently
 from tests.answering import Answer, Asked, answering
+from tests.image.alicloud_api import refused
 from tests.image.metadata_server import Server, metadata_server
 
 REGION = "cn-shanghai"
@@ -92,7 +93,7 @@ def test_elsewhere_the_endpoint_must_be_named():
 
 @dataclass
 class Sts:
-    """Fake of STS with AssumeRoleWithOIDC, by its page."""
+    """Fake of STS with AssumeRoleWithOIDC, by its documented fields."""
 
     asked: list[dict[str, str]] = field(default_factory=list)
     status: int = 200
@@ -100,6 +101,7 @@ class Sts:
 
     def answer(self, asked: Asked) -> Answer:
         self.asked.append(dict(parse_qsl(asked.body.decode())))
+        refused("AssumeRoleWithOIDC", self.asked[-1], {"Credentials": self.keys})
         content = {"Credentials": self.keys} if self.status == 200 else {"Code": "NoPermission"}
         return self.status, {}, json.dumps(content).encode()
 

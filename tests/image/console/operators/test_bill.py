@@ -70,6 +70,14 @@ def test_every_kind_of_bill_says_the_same_also_compressed(name, tmp_path):
     assert (line.cost, line.use) == (Decimal("1.5"), True)
 
 
+def test_a_bill_of_an_account_without_tags_has_the_needed_columns_alone(tmp_path):
+    needed = len(LEGACY) - 2
+
+    (line,) = lines_of(written(tmp_path / "bill.csv", LEGACY[:needed], row()[:needed]))
+
+    assert (line.resource, line.stack, line.pool) == ("i-1", "", "")
+
+
 @pytest.mark.parametrize(
     ("reason", "pool"),
     [

@@ -61,25 +61,25 @@ def test_figures_at_their_limits_pass_and_what_follows_from_them_is_judged_too()
 
 
 CHANGED = {
-    "one operation less": (IOPS, {"value": 999.0}, RowVerdict.FAIL, ""),
+    "one operation less": (IOPS, {"value": 999.0, "note": "4 disks"}, RowVerdict.FAIL, "", "4 disks"),
     "a reader that may be the limit": (
         *(IOPS, {"value": 999.0, "lower_bound": True}, RowVerdict.UNKNOWN),
-        "at least this; fio-3.36 may itself be the limit, not the disk",
+        *("at least this; fio-3.36 may itself be the limit, not the disk", ""),
     ),
-    "no figure": (IOPS, {"value": None, "note": "O_DIRECT"}, RowVerdict.UNKNOWN, "O_DIRECT"),
-    "none by the stack's settings": (IOPS, {"value": None, "absent": True}, RowVerdict.NONE, ""),
-    "a small stand-in": (TOGETHER, SMALL, RowVerdict.NONE, ""),
+    "no figure": (IOPS, {"value": None, "note": "O_DIRECT"}, RowVerdict.UNKNOWN, "O_DIRECT", ""),
+    "none by the stack's settings": (IOPS, {"value": None, "absent": True}, RowVerdict.NONE, "", ""),
+    "a small stand-in": (TOGETHER, SMALL, RowVerdict.NONE, "", ""),
 }
 
 
 @pytest.mark.parametrize("case", CHANGED)
 def test_a_figure_that_does_not_show_enough_does_not_pass(case):
-    measurement, changes, verdict, reason = CHANGED[case]
+    measurement, changes, *expected = CHANGED[case]
     changed = change(measurement, **changes)
 
     row = verdicts(changed)[changed.subject, changed.metric, changed.nodes]
 
-    assert (row.verdict, row.reason) == (verdict, reason)
+    assert [row.verdict, row.reason, row.note] == expected
 
 
 def test_a_stand_in_says_nothing_about_the_model_whose_place_it_takes():

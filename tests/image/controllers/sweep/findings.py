@@ -39,6 +39,13 @@ TABLE = """
     play: sensors_are_blind_for_a_day_and_see_and_are_blind_again
     _Sweep._learn: decision.withdrawn and decision.instance.id in self.done.unmarked ->
         memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])
+2 agents of a new release see nothing, and a day later all instances are terminated by their word
+    test_breaker: test_agents_of_a_new_release_end_nothing_more_until_an_operator_looked
+    AgentReleases.unseen: frozenset()
+2 agents that start minutes before the first sweep that knows of their release are none of it
+    test_breaker:
+        test_an_update_is_new_from_shortly_before_the_sweep_that_first_knows_of_it_and_a_second_one_too
+    AgentReleases.note: now - _NOTED_LATE -> now
 3 a job that begins seconds before the sweep is killed
     test_handshake: test_no_job_that_begins_within_ninety_seconds_before_the_sweep_is_killed
     agent:seen(reading, mark, limits, *, unfit=False): Seen()

@@ -177,6 +177,7 @@ a_fleet_that_was_idle_lately_by_its_own_word_is_not_held_again
     _Sweep._learn: decision.instance.pool -> min(self._policy.pools)
 low_load_asks_in_the_first_week
     decide: situation.watching -> False
+    Watch.until: self.began + timedelta(days=policy.watch_days) -> self.began
 instances_fall_idle_one_after_another
     idle_within_a_day: usual.ended.items() -> {}.items()
 a_fleet_that_is_truly_idle_is_gone_after_a_day

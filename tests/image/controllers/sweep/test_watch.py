@@ -7,7 +7,15 @@ import pytest
 
 from gpu_fleet_image.controllers.sweep import watch as watching
 from gpu_fleet_image.core.calls import Calls
-from gpu_fleet_image.core.model import TAG_IDLE_SINCE, TAG_POOL, TAG_REAP_AFTER
+from gpu_fleet_image.core.model import (
+    TAG_IDLE_SINCE,
+    TAG_POOL,
+    TAG_REAP_AFTER,
+    Decision,
+    Instance,
+    Plan,
+    Verdict,
+)
 from gpu_fleet_image.core.reaper_errors import CloudError
 from gpu_fleet_image.core.times import format_time
 from gpu_fleet_image.providers.alicloud.oss import OssStore
@@ -49,9 +57,12 @@ def test_what_would_have_been_terminated_is_reported_with_owner_and_worth_and_li
     assert [verdict["verdict"] for verdict in second["verdicts"]] == ["TERMINATE"], "as it would be"
     (entry,) = second["would_end"]
     assert (entry["instance_id"], entry["owner"], entry["action"]) == (idle, "ada", "terminate")
+    assert entry["idle_since"] == second["verdicts"][0]["idle_since"] is not None
     (mail,) = fleet.heard()
     assert mail["Subject"] == "test: 1 idle instance(s) would be terminated or stopped now"
     assert f"{idle} (g5.xlarge, pool dev, owner ada, 1.006 USD an hour)" in mail["Message"]
+    said = f"terminate at {format_time(AFTER_GRACE)}, idle since {entry['idle_since']}\n"
+    assert said in mail["Message"], "and not used again"
     assert "734.380 USD a month" in mail["Message"]
     assert second["watched_until"] == format_time(NOW + WEEK)
 
@@ -97,6 +108,15 @@ def test_one_that_is_used_again_is_reported_as_a_mistake_that_was_not_made(fleet
     (entry,) = watched()["would_end"]
     assert entry["used_again_at"] == format_time(later)
     assert watched()["marks"] == {}
+
+
+def test_one_that_is_used_again_says_nothing_of_another():
+    would_end = [{"instance_id": key, "used_again_at": None} for key in ("i-1", "i-2")]
+    watch, used = watching.Watch(NOW, would_end=would_end), Instance("i-1", "", "running", NOW)
+
+    watch.note(Plan((Decision(used, Verdict.UNMARK, "in use"),)), NOW)
+
+    assert [entry["used_again_at"] for entry in watch.would_end] == [format_time(NOW), None]
 
 
 def test_after_the_last_day_it_sums_up_marks_and_acts(fleet, sweep, idle, past_grace):  # noqa: F811

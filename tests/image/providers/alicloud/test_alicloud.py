@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import pytest
 from botocore.awsrequest import AWSResponse
@@ -590,20 +590,18 @@ def test_a_disk_that_something_hangs_on_stays_and_is_reported(left):
 
 
 def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
-    made, calls = Mock(), Mock()
-    left = OrphanedResources(made, calls, STACK)
+    actions = Left(World())
+    actions.delete_disk, actions.release_eip_address = made = Mock(return_value={}), Mock(return_value={})
+    with serving(actions) as server:
+        left = OrphanedResources(clients(server), Calls(lambda: EPOCH), STACK)
+        for orphan in (disk("d-1"), OrphanedResource(Kind.ADDRESS, "eip-1")):
+            left.remove(orphan)
+        with pytest.raises(ValueError, match="cannot be removed here"):
+            left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
 
-    for orphan in (disk("d-1"), OrphanedResource(Kind.ADDRESS, "eip-1")):
-        left.remove(orphan)
-    with pytest.raises(ValueError, match="cannot be removed here"):
-        left.remove(OrphanedResource(Kind.INSTANCE, "i-1"))
-
-    delete, release = made.ecs.action, made.vpc.action
-    assert (delete.mock_calls, release.mock_calls) == ([call("DeleteDisk")], [call("ReleaseEipAddress")])
-    assert calls.change.mock_calls == [
-        call(delete.return_value, DiskId="d-1"),
-        call(release.return_value, AllocationId="eip-1"),
-    ]
+    asked = [each.call_args.args[0] for each in made]
+    assert server.asked == {"DeleteDisk": 1, "ReleaseEipAddress": 1}
+    assert (asked[0]["DiskId"], asked[1]["AllocationId"]) == ("d-1", "eip-1")
 
 
 # OSS
