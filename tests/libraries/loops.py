@@ -20,6 +20,7 @@ from gpu_fleet.preemption.interrupt import Interruption, Reason
 RATE = float(os.environ.get("RATE", "0.05"))  # of learning
 FORGETFUL = "FORGETFUL" in os.environ  # the model keeps a mean in no checkpoint
 IDLE = "IDLE" in os.environ  # the loop computes gradients and makes no update
+UNCOUNTED = "UNCOUNTED" in os.environ  # Lightning counts no update of the loop
 HIDDEN = "HIDDEN" in os.environ  # the model keeps a layer in a list
 ACCUMULATED = int(os.environ.get("ACCUMULATED", "1"))  # micro-batches of an update
 STEPS, BATCH, SAMPLES = 11, 8, 48  # six steps an epoch
@@ -186,12 +187,16 @@ def lightning(directory, workers, loader_kind=Stateful, **further):
         def __init__(self):
             super().__init__()
             self.net = Net()
-            self.automatic_optimization = not IDLE
+            self.automatic_optimization = not (IDLE or UNCOUNTED)
 
         def training_step(self, batch, _index):
             loss = self.net(*(batch.values() if isinstance(batch, dict) else batch))["loss"]
-            if IDLE:
+            if not self.automatic_optimization:
                 self.manual_backward(loss)
+            if UNCOUNTED:
+                optimizer = self.optimizers(use_pl_optimizer=False)
+                optimizer.step()
+                optimizer.zero_grad()
             return loss
 
         def train_dataloader(self):
@@ -203,7 +208,7 @@ def lightning(directory, workers, loader_kind=Stateful, **further):
     torch.manual_seed(0)
     model, callback = Module(), FleetCallback(directory, config={"rate": RATE})
     trainer = Trainer(
-        max_steps=STEPS, max_epochs=3 if IDLE else None, accumulate_grad_batches=ACCUMULATED,
+        max_steps=STEPS, max_epochs=3 if IDLE or UNCOUNTED else None, accumulate_grad_batches=ACCUMULATED,
         accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory), **further,
     )  # fmt: skip

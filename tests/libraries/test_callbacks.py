@@ -107,6 +107,13 @@ def test_a_loop_that_only_seems_to_make_no_update_is_not_refused(library, at_onc
     assert ended == {name: expected.get(name, "0") for name in ended}
 
 
+@pytest.mark.parametrize("stop_at", [4, pytest.param(6, marks=pytest.mark.prove)])
+def test_a_notice_is_heeded_although_lightning_counts_no_update(stop_at, is_as_if_undisturbed, monkeypatch):
+    monkeypatch.setenv("UNCOUNTED", "1")
+
+    is_as_if_undisturbed("lightning", stop_at)
+
+
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.prove), 2])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(library, workers, is_as_if_undisturbed):

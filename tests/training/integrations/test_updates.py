@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim import LBFGS, SGD, Optimizer
 
+from gpu_fleet.core.errors import UntrainedError
 from gpu_fleet.core.exit_codes import FAILED_FOR_GOOD
+from gpu_fleet.core.world import of_script
 from gpu_fleet.integrations.guard import Guard
+from gpu_fleet.step.checks import GradientWatch
+from tests.training.ranks import run_ranks
 
 After = Callable[[nn.Module, Sequence[Any]], Any]  # what a step does after its gradients
 
@@ -106,3 +112,73 @@ def test_a_loop_that_computes_gradients_and_makes_no_update_is_refused_at_its_en
         said
         == "error: the steps compute gradients, and none has changed a parameter: call optimizer.step()\n"
     )
+
+
+class Wrapping(Optimizer):
+    """Optimizer that updates by another one, and has no hooks, as torch's PostLocalSGDOptimizer."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure
+        self.inner.step()
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_an_optimizer_that_torch_has_not_made_is_heard_by_the_one_in_it(updates):
+    model = nn.Linear(2, 1)
+    optimizer = Wrapping(SGD(model.parameters(), lr=0.0))
+    watch = GradientWatch([optimizer], [model], of_script(torch.device("cpu")), anywhere=False)
+
+    model(torch.ones(2)).sum().backward()
+    if updates:
+        optimizer.step()
+    watch.passed(1, ended=True)
+
+    if updates:
+        watch.check(1)
+    else:
+        with pytest.raises(UntrainedError, match=r"call optimizer\.step"):
+            watch.check(1)
+
+
+def rank_with_parameters_on_the_first(updates: bool) -> str:
+    dist.init_process_group("gloo")
+    model = nn.Linear(2, 1).requires_grad_(dist.get_rank() == 0)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    watch = GradientWatch([optimizer], [model], of_script(torch.device("cpu")), anywhere=False)
+    if dist.get_rank() == 0:
+        model(torch.ones(2)).sum().backward()
+        if updates:
+            optimizer.step()
+    watch.passed(1, ended=True)
+    try:
+        watch.check(1)
+    except UntrainedError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_rank_that_trains_nothing_hears_what_the_others_do(updates):
+    said = run_ranks(rank_with_parameters_on_the_first, 2, updates)
+
+    assert ["call optimizer.step()" in each for each in said] == [not updates] * 2
+
+
+def rank_with_hooks(folder: str) -> list[bool]:
+    dist.init_process_group("gloo")
+    fully_shard(model := nn.Linear(2, 1))
+    optimizer, heard, guard = SGD(model.parameters()), [], Guard(folder, pattern="step-*")
+    guard.watch([optimizer])
+    model.weight.register_post_accumulate_grad_hook(lambda _: heard.append(True))
+    for _ in range(2):
+        model(torch.ones(2, 2)).sum().backward()
+        guard.stopping()
+        optimizer.step()
+    return heard
+
+
+def test_a_sharded_model_may_have_hooks_of_the_user(tmp_path):
+    """FSDP's backward pass iterates over the hooks of a parameter, which must not remove themselves."""
+    assert run_ranks(rank_with_hooks, 1, str(tmp_path)) == [[True, True]]

@@ -76,8 +76,7 @@ def _find(name: str, above: Located | None, is_wanted: Callable[[str], bool]) ->
     source = (spec.has_location and spec.origin) or ""
     if source.endswith(".py") and is_wanted(source):
         return Located(name, name if folders else package, Path(source), folders)
-    is_namespace = folders and not spec.has_location
-    return Located(name, name, None, folders) if is_namespace else None
+    return Located(name, name, None, folders) if folders and not spec.has_location else None
 
 
 def _of_loaded(name: str, module: Any) -> Located:

@@ -248,9 +248,7 @@ def _end(read: _MultiProcessingDataLoaderIter) -> None:
 
 def to_device(batches: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[Batch]:
     """Return the batches on `device`; a separate stream copies up to `ahead` of them early."""
-    if device.type != "cuda":
-        return batches
-    return _copied_ahead(batches, device, ahead)
+    return _copied_ahead(batches, device, ahead) if device.type == "cuda" else batches
 
 
 def _copied_ahead(batches: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[Batch]:

@@ -225,8 +225,7 @@ class ShardFolder(Tars, Dataset):
         content, number = self.content(index), int(self.index[index]["class"])
         if not 0 <= number < self._class_count:
             raise CorruptSampleError(f"class {number}, dataset.json names {self._class_count}")
-        picture = decode(content, self._settings, self._training, chance)
-        return picture, np.asarray(number, dtype=np.int64)
+        return decode(content, self._settings, self._training, chance), np.asarray(number, dtype=np.int64)
 
 
 class Records(Tars):
@@ -249,8 +248,7 @@ class Records(Tars):
         super().expect(index * len(self._keys) + n for index in indices for n in self._chosen)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        first = index * len(self._keys)
-        return {self._keys[n]: self._member(first + n, self._keys[n]) for n in self._chosen}
+        return {self._keys[n]: self._member(index * len(self._keys) + n, self._keys[n]) for n in self._chosen}
 
     def _member(self, row: int, key: str) -> Any:
         try:

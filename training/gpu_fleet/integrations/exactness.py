@@ -198,8 +198,7 @@ def _ends_search(thing: Any) -> bool:
 
 
 def _has_state(thing: Any) -> bool:
-    kind = type(thing)
-    return is_own_generator(thing) or all(callable(getattr(kind, method, None)) for method in METHODS)
+    return is_own_generator(thing) or all(callable(getattr(type(thing), method, None)) for method in METHODS)
 
 
 def _text_of(value: Any) -> str:

@@ -189,6 +189,8 @@ class Guard:
             raise error
 
     def stopping(self) -> bool:
+        if self._watch is not None:
+            self._watch.settle()
         heard = self.where.gather_numbers(self._interruption.reason is not Reason.NONE)
         self.stopped = self.stopped or any(has for (has,) in heard)
         return self.stopped

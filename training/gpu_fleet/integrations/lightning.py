@@ -89,9 +89,15 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         }
         self._guard.begin(arguments, getattr(loader, "dataset", None))
         self._step = trainer.global_step  # of the optimizer: fewer than batches if it accumulates
+        self._updated = False
+        for each in [o for o in trainer.optimizers if hasattr(o, "_optimizer_step_post_hooks")]:
+            each.register_step_post_hook(self._note_update)
         if not (pl_module.automatic_optimization or trainer.ckpt_path or trainer.fast_dev_run):
             self._guard.watch(trainer.optimizers)
         self._attributes = [check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))]
+
+    def _note_update(self, *_: object) -> None:
+        self._updated = True
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._generators is not None:  # only now: making the loader's iterator draws from them
@@ -104,7 +110,10 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        before, self._step = self._step, trainer.global_step
+        before, updated, self._updated = self._step, self._updated, False
+        # Lightning counts no step of an optimizer that the module gets by use_pl_optimizer=False
+        uncounted = trainer.fit_loop.epoch_loop.total_batch_idx + 1 if updated else before
+        self._step = trainer.global_step or uncounted
         step, stopping = self._step, self._guard.stopping()
         self._guard.look(self._attributes, says=trainer.is_global_zero)
         if step == before:  # a checkpoint would lack the gradients of the micro-batches so far

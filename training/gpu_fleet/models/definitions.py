@@ -59,8 +59,7 @@ class Block(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = functional.relu(self.first_norm(self.first(inputs)))
-        hidden = self.second_norm(self.second(self.dropout(hidden)))
-        return functional.relu(hidden + self.shortcut(inputs))
+        return functional.relu(self.second_norm(self.second(self.dropout(hidden))) + self.shortcut(inputs))
 
 
 def resnet_small(
@@ -102,8 +101,7 @@ def resnet50(facts: Facts) -> nn.Module:
     """Build ResNet-50 v1.5 (stride in the 3x3 convolution), for pictures of about 224 pixels a side."""
     from transformers import ResNetConfig, ResNetForImageClassification  # noqa: PLC0415 - seconds to load
 
-    network = ResNetForImageClassification(ResNetConfig(**_labels(facts)))
-    return nn.Sequential(Pixels(), Logits(network))
+    return nn.Sequential(Pixels(), Logits(ResNetForImageClassification(ResNetConfig(**_labels(facts)))))
 
 
 def _labels(facts: Facts) -> dict[str, Any]:

@@ -187,10 +187,8 @@ def _of_channels(value: Any, otherwise: tuple[float, ...]) -> tuple[float, ...]:
 def network_of(model: nn.Module) -> Any | None:
     """Return the model of transformers inside a built one, or None."""
     library = sys.modules.get("transformers.modeling_utils")  # an import would take seconds
-    if library is None:
-        return None
-    kind = library.PreTrainedModel
-    return next((module for module in model.modules() if isinstance(module, kind)), None)
+    kinds = library.PreTrainedModel if library else ()
+    return next((module for module in model.modules() if isinstance(module, kinds)), None)
 
 
 @dataclass(frozen=True)

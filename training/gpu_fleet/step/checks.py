@@ -275,29 +275,29 @@ class GradientWatch:
         self, optimizers: Iterable[Optimizer], modules: Iterable[nn.Module], where: World, *, anywhere: bool
     ) -> None:
         """Hear gradients, and updates by these or `anywhere`; without an optimizer a loop need not train."""
-        self._modules = list(modules)
-        given = list(optimizers)
+        self._modules, given = list(modules), list(optimizers)
         self._parameters = [p for o in given for g in o.param_groups for p in g["params"] if p.requires_grad]
         self._where = where
-        self._proven = self._agreed = not self._parameters
+        self._proven = self._agreed = False
         self._may_wait = True  # for an update: gradients of several steps may make one
         self._before = outlines(self._parameters)
         known = [p for p in self._parameters if p.is_leaf and not nn.parameter.is_lazy(p)]
         self._hooks = [p.register_post_accumulate_grad_hook(self._note) for p in known]
         self._updates = 0  # of all optimizers
-        listen = [register_optimizer_step_pre_hook] if anywhere else [o.register_step_pre_hook for o in given]
+        # a wrapper such as PostLocalSGDOptimizer has no hooks, and updates by another optimizer
+        alone = not anywhere and all(hasattr(o, "_optimizer_step_pre_hooks") for o in given)
+        listen = [o.register_step_pre_hook for o in given] if alone else [register_optimizer_step_pre_hook]
         self._counters = [hear(self._count) for hear in listen]
 
     def _note(self, _parameter: Tensor) -> None:
-        self._proven, served, self._hooks = True, self._hooks, []
-        for hook in served:
-            hook.remove()
+        self._proven = True
 
     def _count(self, *_: object) -> None:
         self._updates += 1
 
     def passed(self, done: int, *, ended: bool) -> None:
         """Check the `done`-th step, the last one if `ended`."""
+        self.settle()
         self._may_wait = not ended and done < MOST_WITHOUT_UPDATE
         begun = done == 1 and not self._updates and self._where.leads
         if begun and any(p.grad is not None for p in self._parameters):
@@ -306,10 +306,14 @@ class GradientWatch:
                 "checkpoint holds no gradients; let each step of run.steps end with an update"
             )
 
+    def settle(self) -> None:
+        """Remove hooks that have served; between steps, as FSDP's backward pass iterates over them."""
+        for hooks, served in ((self._hooks, self._proven), (self._counters, self._updates)):
+            while served and hooks:
+                hooks.pop().remove()
+
     def is_idle(self) -> bool:
         """Return, alike on all ranks, whether every one has got gradients and none has made an update."""
-        while self._updates and self._counters:
-            self._counters.pop().remove()
         idle = bool(self._parameters) and self._proven and not self._updates
         idle = idle and outlines(self._parameters) == self._before
         return all(each for (each,) in self._where.gather_numbers(idle))
@@ -323,11 +327,11 @@ class GradientWatch:
         """Raise UntrainedError on all ranks if no rank has seen a gradient, or after the wait an update."""
         if self._agreed:
             return
-        served = self._proven and self._updates > 0
-        changed = not served and outlines(self._parameters) != self._before
-        of_ranks = self._where.gather_numbers(self._proven or changed, self._updates > 0 or changed)
-        if not any(proven for proven, _ in of_ranks):
+        changed = not (self._proven and self._updates) and outlines(self._parameters) != self._before
+        mine = (bool(self._parameters), self._proven or changed, self._updates > 0 or changed)
+        trains, proven, updated = map(any, zip(*self._where.gather_numbers(*mine), strict=True))
+        if trains and not proven:
             raise UntrainedError(f"Run: no parameter has got a gradient or changed in any step: {ADVICE}")
-        self._agreed = any(has for _, has in of_ranks)
+        self._agreed = updated or not trains
         if not (self._agreed or self._may_wait):
             raise UntrainedError(f"Run: the {NO_UPDATE}, of the optimizer that Run was given")

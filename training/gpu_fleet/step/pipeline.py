@@ -70,8 +70,7 @@ class Pipeline(Whole):
 
     def _weighed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         counted = (targets != IGNORED).sum()
-        mean = torch.where(counted > 0, mean_loss(outputs, targets), 0.0)
-        return mean * self._share.of(counted)
+        return torch.where(counted > 0, mean_loss(outputs, targets), 0.0) * self._share.of(counted)
 
     def accumulate(
         self, batches: Sequence[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction

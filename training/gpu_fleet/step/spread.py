@@ -199,8 +199,7 @@ class Replicas(Whole):
         state = self._compression
         if state is None or not carried or not carried[0]:
             return
-        same_world = len(carried) == dist.get_world_size()
-        mine = carried[self._rank] if same_world else _mean(carried)
+        mine = carried[self._rank] if len(carried) == dist.get_world_size() else _mean(carried)
         state.iter = mine["steps"]
         state.error_dict = self._on_device(mine["left_over"])
         if mine["rank"] == self._compression_rank:

@@ -89,8 +89,7 @@ def text(
 def split(rows: Sequence[LabelledText]) -> tuple[list[LabelledText], list[LabelledText]]:
     """Return the rows to train on, and a drawn tenth of each class, held out, in the order of the file."""
     drawn = np.random.default_rng(SPLIT_SEED).permutation(len(rows)).tolist()
-    by_class = sorted(drawn, key=lambda place: rows[place].label)
-    held_out = set(by_class[::VALIDATION_EVERY])
+    held_out = set(sorted(drawn, key=lambda place: rows[place].label)[::VALIDATION_EVERY])
     kept = [row for place, row in enumerate(rows) if place not in held_out]
     return kept, [rows[place] for place in sorted(held_out)]
 

@@ -111,9 +111,7 @@ class FolderSync:
                     f"{self._folder} has a part of {known.uri} only, which {self._store.uri} cannot "
                     f"complete: take {known.uri}, or remove {self._folder}"
                 )
-            if listed is None or self._goes_on_from(listed):
-                return 0
-            return self._restore(listed)
+            return 0 if listed is None or self._goes_on_from(listed) else self._restore(listed)
 
     def _goes_on_from(self, listed: bytes) -> bool:
         """Return whether the folder has files that are as new as the bucket's; older ones are moved aside."""
