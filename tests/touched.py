@@ -206,7 +206,7 @@ def main(base: str | None, only_list: bool, arguments: tuple[str, ...]) -> None:
     if only_list or not found:
         click.echo("\n".join(found))
         return
-    options = ("-m", QUICK, "-n", "2", "--dist", "loadfile")
+    options = ("-m", QUICK, "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")  # as `make test`
     command = [sys.executable, "-m", "pytest", *options, *found, *arguments]
     sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
 
