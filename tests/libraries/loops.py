@@ -261,8 +261,8 @@ def validated_lightning(directory, workers):
     return model
 
 
-def main(kind, directory, workers, stop_at):
-    Notified.stop_at = int(stop_at)
+def stop_by_count():
+    """Have each guard hear a notice when it has asked `Notified.stop_at` times."""
     guard.Interruption = Notified
     asked = guard.Guard.stopping
 
@@ -271,6 +271,11 @@ def main(kind, directory, workers, stop_at):
         return asked(self)
 
     guard.Guard.stopping = counted
+
+
+def main(kind, directory, workers, stop_at):
+    Notified.stop_at = int(stop_at)
+    stop_by_count()
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     model = globals()[kind](folder, int(workers))

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from lightning.pytorch import LightningModule, Trainer
-from loops import BATCH, STEPS, Net, Notified, Stateful, points
+from loops import BATCH, STEPS, Net, Notified, Stateful, points, stop_by_count
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.utils.data import TensorDataset
 
 from gpu_fleet.integrations import accelerate as with_accelerate
-from gpu_fleet.integrations import guard
 from gpu_fleet.integrations import lightning as with_lightning
 
 
@@ -153,14 +152,7 @@ def lightning(name, directory):
 
 
 def main(library, directory):
-    guard.Interruption = Notified
-    asked = guard.Guard.stopping
-
-    def counted(self):
-        Notified.asked += 1
-        return asked(self)
-
-    guard.Guard.stopping = counted
+    stop_by_count()
     train, left_out = {
         "accelerate": (accelerate, FOR_LIGHTNING), "lightning": (lightning, FOR_ACCELERATE),
     }[library]  # fmt: skip

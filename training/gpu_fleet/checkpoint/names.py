@@ -21,6 +21,7 @@ LOCK = "lock"
 LEASE = "lease"
 RENEWAL = ".renewed"  # suffix of an object beside a lease; each renewal writes it
 _STEP = re.compile(r"step-([0-9]+)")
+LEASE_NAME = "{:012d}"  # of a number, and what _LEASE reads
 _LEASE = re.compile(r"([0-9]{12})(\.[0-9a-f]+)?")
 
 

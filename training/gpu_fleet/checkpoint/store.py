@@ -115,7 +115,7 @@ class CheckpointStore(ObjectStore):
         S3 can refuse a key that exists. OSS does not refuse it in a bucket with versions: there every claim
         is a key of its own. The oldest claim wins, after a wait for claims of the same second.
         """
-        name = f"{number:012d}"
+        name = names.LEASE_NAME.format(number)
         if self._scheme == "s3":
             return name if self._created(name, content) else None
         name = f"{name}.{uuid.uuid4().hex}"

@@ -202,10 +202,7 @@ class Guard:
             self._watch = GradientWatch(optimizers, (), self.where, anywhere=True)
 
     def check(self, models: Iterable[nn.Module], step: int, *, ended: bool = False) -> bool:
-        """End all ranks before a save, or at the end, if the weights are not finite or no step changed them.
-
-        Return whether the run has computed gradients and made no update yet.
-        """
+        """End all ranks if weights are not finite, or unchanged at the end; return whether no update came."""
         with self._leaving():
             check_weights(models, self.where, step)
             idle = self._watch is not None and self._watch.is_idle()

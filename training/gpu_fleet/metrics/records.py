@@ -1,6 +1,7 @@
 """Records of a run, the interface of their writers, and metrics.jsonl."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +31,9 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] = path.open("a", encoding="utf-8")
-        if self._file.tell() and not path.read_bytes().endswith(b"\n"):  # a killed run left half a line
+        self._file: IO[str] = path.open("a+", encoding="utf-8")
+        end = self._file.tell()
+        if end and os.pread(self._file.fileno(), 1, end - 1) != b"\n":  # a killed run left half a line
             self._file.write("\n")
 
     def write(self, record: Record) -> None:
