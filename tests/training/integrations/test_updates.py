@@ -182,3 +182,16 @@ def rank_with_hooks(folder: str) -> list[bool]:
 def test_a_sharded_model_may_have_hooks_of_the_user(tmp_path):
     """FSDP's backward pass iterates over the hooks of a parameter, which must not remove themselves."""
     assert run_ranks(rank_with_hooks, 1, str(tmp_path)) == [[True, True]]
+
+
+def test_a_callback_of_an_earlier_training_is_refused_by_one_message(tmp_path, capsys):
+    guard = Guard(tmp_path, pattern="step-*")
+    guard.begin({}, None)
+    guard.finish()
+
+    with pytest.raises(SystemExit, match=str(FAILED_FOR_GOOD)):
+        guard.begin({}, None)
+
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}: each training needs a callback and a folder of its own\n"
+    )

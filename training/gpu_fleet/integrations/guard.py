@@ -7,6 +7,7 @@ import atexit
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ class Guard:
         if self._store is not None:
             self._sync = FolderSync(self.directory, self._store, held=self._check_held)
         self._interruption = Interruption(sources())
-        self.stopped = False
+        self.stopped = self._begun = False
         self._chosen: list[str | None] = []  # the name that `newest` returned; empty: not called yet
         self._watch: GradientWatch | None = None  # of a new run, if all its updates can be heard
         self._world: World | None = None  # None while there is no process group
@@ -122,6 +123,9 @@ class Guard:
         """Listen for notices from now on; refuse a checkpoint of other `arguments` or `samples`."""
         explain_ended_readers()
         with self._leaving():
+            if self._begun:
+                raise ConfigError(f"{self.directory}: each training needs a callback and a folder of its own")
+            self._begun = True
             self._check_chosen()
             if self._leads:
                 self._take()
@@ -318,13 +322,10 @@ def _rank() -> int:
 
 def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
     """Return the entry of the greatest step with the file `mark` in it; None if there is none."""
-    before, _, after = pattern.partition("*")
-    by_step: dict[int, Any] = {}
-    for entry in directory.glob(pattern):
-        step = entry.name.removeprefix(before).removesuffix(after)
-        if step.isascii() and step.isdigit() and (not mark or (entry / mark).exists()):
-            by_step[int(step)] = entry
-    return str(by_step[max(by_step)]) if by_step else None
+    name = re.compile(re.escape(pattern).replace(r"\*", "([0-9]+)"))
+    saved = [(int(of[1]), entry) for entry in directory.glob(pattern) if (of := name.fullmatch(entry.name))]
+    whole = [(step, entry) for step, entry in saved if not mark or (entry / mark).exists()]
+    return str(max(whole)[1]) if whole else None
 
 
 def _described(samples: Any) -> dict[str, Any]:

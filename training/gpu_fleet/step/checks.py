@@ -314,8 +314,7 @@ class GradientWatch:
 
     def is_idle(self) -> bool:
         """Return, alike on all ranks, whether every one has got gradients and none has made an update."""
-        idle = bool(self._parameters) and self._proven and not self._updates
-        idle = idle and outlines(self._parameters) == self._before
+        idle = self._proven and not self._updates and outlines(self._parameters) == self._before
         return all(each for (each,) in self._where.gather_numbers(idle))
 
     def check(self, step: int) -> None:
