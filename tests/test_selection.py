@@ -9,59 +9,94 @@ import yaml
 
 from tests.prove import PARTS, figures, passed
 from tests.ran import ran
-from tests.touched import QUICK, ROOT, changed_files, selected, uses_of
+from tests.touched import QUICK, ROOT, changed, selected
+from tests.uses import BODY, WHOLE, Graph
 
 TREE = {
-    "image/gpu_fleet_image/deep.py": "",
+    "image/gpu_fleet_image/deep.py": "LIMIT = 1\n\ndef used(): return LIMIT\n\ndef unused(): pass",
     "image/gpu_fleet_image/aws/api.py": "",
-    "image/gpu_fleet_image/shallow.py": 'import gpu_fleet_image.deep\nload(f"gpu_fleet_image.{cloud}.api")',
+    "image/gpu_fleet_image/shallow.py": (
+        "from gpu_fleet_image.deep import used, unused\n"
+        "class X:\n    def x(self): return used()\n"
+        'def y(cloud): load(f"gpu_fleet_image.{cloud}.api")'
+    ),
     "image/gpu_fleet_image/verbs/__init__.py": "",
-    "image/gpu_fleet_image/verbs/take.py": "from gpu_fleet_image.shallow import x",
+    "image/gpu_fleet_image/verbs/take.py": (
+        "from gpu_fleet_image import shallow\ntake = group()\n@take.command()\ndef sub(): shallow.X()"
+    ),
     "image/gpu_fleet_image/console/commands.toml": 'take = ["gpu_fleet_image.verbs.take:take", "Take"]',
-    "training/gpu_fleet/__main__.py": "from gpu_fleet.trainer import loop",
-    "training/gpu_fleet/trainer/loop.py": "",
-    "tests/helper.py": "import gpu_fleet_image.shallow",
-    "tests/conftest.py": "import gpu_fleet_image.deep",
-    "tests/room/conftest.py": "import training_set_up",
-    "tests/room/test_by_helper.py": "from tests.helper import y",
-    "tests/room/test_by_process.py": 'words = ["-m", "gpu_fleet", "start"]',
-    "tests/room/test_by_command.py": 'from gpu_fleet_image import console\nsay("take --hours 2")',
-    "tests/test_alone.py": "",
+    "training/gpu_fleet/__main__.py": "from gpu_fleet.cli import main\nmain()",
+    "training/gpu_fleet/cli.py": 'main = Group({\n        "start": "gpu_fleet.trainer.loop:start",\n})',
+    "training/gpu_fleet/trainer/loop.py": (
+        'OPENERS = {"text": "gpu_fleet.trainer.text"}\ndef start(): OPENERS\ndef stop(): pass'
+    ),
+    "training/gpu_fleet/trainer/text.py": "def opened(): pass",
+    "tests/helper.py": "from gpu_fleet_image import shallow\ndef y(): shallow.y()\ndef z(): pass",
+    "tests/conftest.py": "from gpu_fleet_image.deep import unused\nimport pytest\nunused()",
+    "tests/room/conftest.py": (
+        "import pytest\nfrom tests import helper\n"
+        "@pytest.fixture\ndef asked(): helper.z()\n"
+        "@pytest.fixture(autouse=True)\ndef always(): pass"
+    ),
+    "tests/room/test_by_helper.py": "from tests.helper import y\ndef test_it(): y()",
+    "tests/room/test_by_process.py": 'WORDS = ["-m", "gpu_fleet", "start"]',
+    "tests/room/test_by_command.py": (
+        'from gpu_fleet_image import console\ndef test_it(asked): say("take --hours 2")'
+    ),
+    "tests/room/test_by_name.py": 'def test_it(patch): patch("gpu_fleet_image.deep.used", 3)',
+    "tests/test_alone.py": "def test_it(): pass",
 }
-BY_COMMAND, BY_HELPER, BY_PROCESS = (
-    f"tests/room/test_by_{way}.py" for way in ("command", "helper", "process")
+BY_COMMAND, BY_HELPER, BY_NAME, BY_PROCESS = (
+    f"tests/room/test_by_{way}.py" for way in ("command", "helper", "name", "process")
 )
-ALL = [BY_COMMAND, BY_HELPER, BY_PROCESS, "tests/test_alone.py"]
+ALL = [BY_COMMAND, BY_HELPER, BY_NAME, BY_PROCESS, "tests/test_alone.py"]
 WHAT_RUNS = {
-    "image/gpu_fleet_image/deep.py": [BY_COMMAND, BY_HELPER],
-    "image/gpu_fleet_image/aws/api.py": [BY_COMMAND, BY_HELPER],
-    "image/gpu_fleet_image/verbs/take.py": [BY_COMMAND],
-    "image/gpu_fleet_image/verbs/units/take.service": [BY_COMMAND],
-    "training/gpu_fleet/trainer/loop.py": [BY_PROCESS],
-    "tests/helper.py": [BY_HELPER],
-    "tests/room/conftest.py": ALL[:-1],
-    "tests/test_alone.py": ["tests/test_alone.py"],
-    "tests/conftest.py": ALL,
-    "requirements.lock": ALL,
-    "image/README.md": [],
-    "LICENSE": [],
+    ("image/gpu_fleet_image/deep.py", "used"): [BY_COMMAND, BY_NAME],
+    ("image/gpu_fleet_image/deep.py", "LIMIT"): [BY_COMMAND, BY_NAME],
+    ("image/gpu_fleet_image/deep.py", "unused"): [],
+    ("image/gpu_fleet_image/deep.py", BODY): ALL[:-1],
+    ("image/gpu_fleet_image/aws/api.py", WHOLE): [BY_HELPER],
+    ("image/gpu_fleet_image/verbs/take.py", "sub"): [BY_COMMAND],
+    ("image/gpu_fleet_image/verbs/units/take.service", WHOLE): [BY_COMMAND],
+    ("training/gpu_fleet/trainer/loop.py", "start"): [BY_PROCESS],
+    ("training/gpu_fleet/trainer/loop.py", "stop"): [],
+    ("training/gpu_fleet/trainer/text.py", "opened"): [BY_PROCESS],
+    ("tests/helper.py", "y"): [BY_HELPER],
+    ("tests/helper.py", "z"): [BY_COMMAND],
+    ("tests/room/conftest.py", "always"): ALL[:-1],
+    ("tests/room/conftest.py", "asked"): [BY_COMMAND],
+    ("tests/test_alone.py", "test_it"): ["tests/test_alone.py"],
+    ("tests/conftest.py", "unused"): ALL,
+    ("requirements.lock", WHOLE): ALL,
+    ("image/README.md", WHOLE): [],
+    ("LICENSE", WHOLE): [],
 }
 
 
 def test_a_change_runs_the_tests_that_use_what_changed_and_no_others():
-    uses = uses_of(TREE)
+    graph = Graph(TREE)
 
-    assert {file: selected([file], uses) for file in WHAT_RUNS} == WHAT_RUNS
+    assert {node: selected([node], graph) for node in WHAT_RUNS} == WHAT_RUNS
 
 
-def test_a_change_is_what_differs_from_the_base_and_what_git_does_not_know_yet():
+def test_a_change_is_each_name_that_says_something_else_than_at_the_base_and_each_other_file():
+    before = "import a\nfrom b import c\n\ndef f():\n    return 1\n\ndef g(): pass\n"
+    after = "import a\nfrom b import c, d  # why\n\ndef f():\n    return 2\n\n\ndef g():\n    pass\nf()\n"
     answers = {
-        "merge-base main HEAD": ["0a1b"],
-        "diff --name-only --no-renames 0a1b": ["b.py", "a.py"],
-        "ls-files --others --exclude-standard": ["new.py"],
+        "merge-base main HEAD": "0a1b\n",
+        "diff --name-only --no-renames 0a1b": "b.yaml\na.py\n",
+        "diff --name-only --no-renames --diff-filter=M 0a1b": "b.yaml\na.py\n",
+        "ls-files --others --exclude-standard": "new.py\n",
+        "show 0a1b:a.py": before,
     }
 
-    assert changed_files("main", lambda *words: answers[" ".join(words)]) == ["a.py", "b.py", "new.py"]
+    differ = changed("main", {"a.py": after, "new.py": ""}, lambda *words: answers[" ".join(words)])
+
+    assert differ == {
+        *(("a.py", name) for name in ("f", BODY, "d", "import d")),
+        ("b.yaml", WHOLE),
+        ("new.py", WHOLE),
+    }
 
 
 def test_a_base_and_a_part_that_do_not_exist_are_named():
