@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from tests.uses import COMMANDS, ROOMS, WHOLE, Graph, Node, changed_nodes
+from tests.uses import COMMANDS, ROOMS, WHOLE, Graph, Node, changed_nodes, is_test_module
 
 ROOT = Path(__file__).parents[1]
 # What all tests depend on: the suite's own set-up, and the packages.
@@ -54,7 +54,7 @@ def modules_beside(file: str, graph: Graph) -> list[str]:
 def selected(changed: Iterable[Node], graph: Graph) -> list[str]:
     """The test modules that a change of these names, or of the whole of a file, can break."""
     nodes = [*changed]
-    tests = sorted(file for file in graph.modules if Path(file).name.startswith("test_"))
+    tests = sorted(filter(is_test_module, graph.modules))
     if any(EVERYTHING.fullmatch(file) for file, _ in nodes):
         return tests
     begin, readers = list[Node](), list[str]()

@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "training/gpu_fleet/cli.py": (
         re.compile(r'^ +"([\w-]+)": "([\w.]+:\w+)",$', re.MULTILINE),
-        re.compile(r"gpu_fleet\.cli|\"gpu_fleet\"|\btrain\b"),
+        re.compile(r'gpu_fleet\.cli|"gpu_fleet"|(gpu-fleet |")train\b'),
     ),
 }
 # What these say, and do to each test, is about the suite, not about what is tested.
@@ -250,8 +250,9 @@ class Graph:
     def _add(self, module: Module) -> None:
         file = module.file
         self.uses[file, WHOLE] |= {(file, BODY), *((file, name) for name in [*module.names, *module.imports])}
-        self.uses[file, BODY] |= {node for name in module.loads for node in self._loaded(name)}
-        self._add_uses(module, BODY, module.body)
+        if file not in SUITE:
+            self.uses[file, BODY] |= {node for name in module.loads for node in self._loaded(name)}
+            self._add_uses(module, BODY, module.body)
         for name, nodes in module.names.items():
             self._add_uses(module, name, nodes)
             for node in nodes:
@@ -284,7 +285,7 @@ class Graph:
     def _add_registration(self, module: Module, name: str, node: ast.AST) -> None:
         """`@group.command()` makes a function part of the group, and another file's decorator may keep it."""
         for decorator in getattr(node, "decorator_list", []):
-            said = _Uses(module, [decorator])
+            said = _Uses(module, [decorator.func if isinstance(decorator, ast.Call) else decorator])
             for own in said.own & module.names.keys():
                 self.uses[module.file, own].add((module.file, name))
             if any(self.of_name(dotted) for dotted in said.dotted):
@@ -323,8 +324,8 @@ class Graph:
         """A script by its path, `gpu-fleet`, and its commands by their words."""
         if text.endswith(".py"):
             named = [file for file in self.modules if f"/{file}".endswith(f"/{text}")]
-            yield from ((file, WHOLE) for file in named if len(named) == 1)
-        if text.rpartition("/")[2] == "gpu-fleet":
+            yield from ((file, WHOLE) for file in named if len(named) == 1 and not is_test_module(file))
+        if text == "gpu-fleet" or text.endswith("bin/gpu-fleet"):
             yield from self.of_name("gpu_fleet_image.console")
         words = {*text.split()}
         for file, (_, told_by) in COMMANDS.items():
@@ -349,6 +350,10 @@ class Graph:
     def _loaded(self, dotted: str) -> set[Node]:
         """The bodies that an import of a name runs."""
         return {(file, BODY) for file, _ in self.of_name(dotted) if not file.endswith("/__main__.py")}
+
+
+def is_test_module(file: str) -> bool:
+    return Path(file).name.startswith("test_")
 
 
 def names_of(files: Iterable[str]) -> dict[str, str]:
