@@ -10,11 +10,13 @@ import yaml
 from tests.prove import PARTS, figures, passed
 from tests.ran import ran
 from tests.touched import QUICK, ROOT, changed, selected
-from tests.uses import BODY, WHOLE, Graph
+from tests.uses import BODY, TEXT, WHOLE, Graph, changed_nodes
 
 TREE = {
     "image/gpu_fleet_image/deep.py": "LIMIT = 1\n\ndef used(): return LIMIT\n\ndef unused(): pass",
     "image/gpu_fleet_image/aws/api.py": "",
+    "image/gpu_fleet_image/lazy.py": 'TABLE = {"x": "gpu_fleet_image.loaded:run"}',
+    "image/gpu_fleet_image/loaded.py": "def run(): pass",
     "image/gpu_fleet_image/shallow.py": (
         "from gpu_fleet_image.deep import used, unused\n"
         "class X:\n    def x(self): return used()\n"
@@ -45,17 +47,25 @@ TREE = {
     ),
     "tests/room/test_by_name.py": 'def test_it(patch): patch("gpu_fleet_image.deep.used", 3)',
     "tests/test_alone.py": "def test_it(): pass",
+    "tests/test_script.py": (
+        'SCRIPT = """\nfrom gpu_fleet_image import shallow, lazy\n""" + UNIT\nUNIT = "gpu-run@.service"'
+    ),
 }
 BY_COMMAND, BY_HELPER, BY_NAME, BY_PROCESS = (
     f"tests/room/test_by_{way}.py" for way in ("command", "helper", "name", "process")
 )
-ALL = [BY_COMMAND, BY_HELPER, BY_NAME, BY_PROCESS, "tests/test_alone.py"]
+ALONE, SCRIPT = "tests/test_alone.py", "tests/test_script.py"
+IN_THE_ROOM = [BY_COMMAND, BY_HELPER, BY_NAME, BY_PROCESS]
+ALL = [*IN_THE_ROOM, ALONE, SCRIPT]
 WHAT_RUNS = {
-    ("image/gpu_fleet_image/deep.py", "used"): [BY_COMMAND, BY_NAME],
-    ("image/gpu_fleet_image/deep.py", "LIMIT"): [BY_COMMAND, BY_NAME],
-    ("image/gpu_fleet_image/deep.py", "unused"): [],
-    ("image/gpu_fleet_image/deep.py", BODY): ALL[:-1],
-    ("image/gpu_fleet_image/aws/api.py", WHOLE): [BY_HELPER],
+    ("image/gpu_fleet_image/deep.py", "used"): [BY_COMMAND, BY_NAME, SCRIPT],
+    ("image/gpu_fleet_image/deep.py", "LIMIT"): [BY_COMMAND, BY_NAME, SCRIPT],
+    ("image/gpu_fleet_image/loaded.py", "run"): [SCRIPT],
+    ("image/units/gpu-run@.service", WHOLE): [SCRIPT],
+    ("stacks/Pulumi.dev.yaml", WHOLE): [ALONE, SCRIPT],
+    ("image/gpu_fleet_image/deep.py", "unused"): [SCRIPT],
+    ("image/gpu_fleet_image/deep.py", BODY): [*IN_THE_ROOM, SCRIPT],
+    ("image/gpu_fleet_image/aws/api.py", WHOLE): [BY_HELPER, SCRIPT],
     ("image/gpu_fleet_image/verbs/take.py", "sub"): [BY_COMMAND],
     ("image/gpu_fleet_image/verbs/units/take.service", WHOLE): [BY_COMMAND],
     ("training/gpu_fleet/trainer/loop.py", "start"): [BY_PROCESS],
@@ -63,9 +73,9 @@ WHAT_RUNS = {
     ("training/gpu_fleet/trainer/text.py", "opened"): [BY_PROCESS],
     ("tests/helper.py", "y"): [BY_HELPER],
     ("tests/helper.py", "z"): [BY_COMMAND],
-    ("tests/room/conftest.py", "always"): ALL[:-1],
+    ("tests/room/conftest.py", "always"): IN_THE_ROOM,
     ("tests/room/conftest.py", "asked"): [BY_COMMAND],
-    ("tests/test_alone.py", "test_it"): ["tests/test_alone.py"],
+    ("tests/test_alone.py", "test_it"): [ALONE],
     ("tests/conftest.py", "unused"): ALL,
     ("requirements.lock", WHOLE): ALL,
     ("image/README.md", WHOLE): [],
@@ -77,6 +87,19 @@ def test_a_change_runs_the_tests_that_use_what_changed_and_no_others():
     graph = Graph(TREE)
 
     assert {node: selected([node], graph) for node in WHAT_RUNS} == WHAT_RUNS
+
+
+def test_a_name_that_was_removed_or_moved_counts_where_it_is_said():
+    before = "LIMIT = 1\n\ndef unused(): pass\n\ndef used(): return LIMIT\n"
+    renamed, moved = (
+        changed_nodes("image/gpu_fleet_image/deep.py", before, after)
+        for after in (before.replace("LIMIT =", "MOST ="), TREE["image/gpu_fleet_image/deep.py"])
+    )
+
+    graph = Graph(TREE)
+
+    assert selected(renamed, graph) == [BY_COMMAND, BY_NAME, SCRIPT]
+    assert selected(moved, graph) == [*IN_THE_ROOM, SCRIPT]
 
 
 def test_a_change_is_each_name_that_says_something_else_than_at_the_base_and_each_other_file():
@@ -93,7 +116,7 @@ def test_a_change_is_each_name_that_says_something_else_than_at_the_base_and_eac
     differ = changed("main", {"a.py": after, "new.py": ""}, lambda *words: answers[" ".join(words)])
 
     assert differ == {
-        *(("a.py", name) for name in ("f", BODY, "d", "import d")),
+        *(("a.py", name) for name in ("f", BODY, "d", "import d", TEXT)),
         ("b.yaml", WHOLE),
         ("new.py", WHOLE),
     }

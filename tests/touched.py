@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from tests.uses import COMMANDS, ROOMS, WHOLE, Graph, Node, changed_nodes, is_test_module
+from tests.uses import COMMANDS, ROOMS, TEXT, WHOLE, Graph, Node, changed_nodes, is_test_module
 
 ROOT = Path(__file__).parents[1]
 # What all tests depend on: the suite's own set-up, and the packages.
@@ -26,16 +26,27 @@ EVERYTHING = re.compile(
 # Files that are no module -> the tests that read them.
 READERS = {
     r".*\.md": r"tests/(.*/)?test_(readme|docs)\.py",
+    r"stacks/Pulumi\..*\.yaml": r"tests/(stacks|image/console)/.*|tests/test_\w+\.py",
     r"tests/releases/.*": r"tests/releases/.*|tests/training/(.*/)?test_library\.py",
     r"docs/changes/.*": r"tests/test_\w+\.py",
     r"training/examples/.*": r"tests/training/.*",
     r"image/gpu_fleet_image/recipe/(steps|rootfs|keys)/.*": (
-        r"tests/image/(recipe|stand_ins|instance/(?!agent/)|queue|console/runs)/.*"
+        r"tests/image/(recipe|stand_ins|instance|slurm|console/runs)/.*"
         r"|tests/stacks/payload/test_first_boot\.py"
     ),
     r"Makefile|Pulumi\.yaml|\.pre-commit-config\.yaml|\.(ci|github)/.*": (
         r"tests/test_\w+\.py|tests/stacks/settings/test_project_file\.py"
     ),
+}
+# Modules -> the tests that read their text, beside those that use them.
+READ_AS_TEXT = {
+    r"stacks/gpu_fleet_stacks/.*\.py": r"tests/stacks/(test_symmetry|rehearsal/test_readme)\.py",
+    r"stacks/gpu_fleet_stacks/preflight/.*\.py": r"tests/test_docs\.py",
+    r"stacks/gpu_fleet_stacks/acceptance/.*\.py": r"tests/stacks/acceptance/test_(calls|alicloud)\.py",
+    r"image/gpu_fleet_image/instance/(gate|agent)/.*\.py": (
+        r"tests/image/instance/(gate/test_readiness|agent/test_aws_agent)\.py"
+    ),
+    r"(stacks|image|training)/gpu_\w+/.*\.py": r"tests/(test_wheel|image/console/test_console)\.py",
 }
 QUICK = "not image and not libraries and not queue and not prove"
 
@@ -55,19 +66,20 @@ def selected(changed: Iterable[Node], graph: Graph) -> list[str]:
     """The test modules that a change of these names, or of the whole of a file, can break."""
     nodes = [*changed]
     tests = sorted(filter(is_test_module, graph.modules))
-    if any(EVERYTHING.fullmatch(file) for file, _ in nodes):
+    if any(EVERYTHING.fullmatch(file) for file, name in nodes if name != TEXT):
         return tests
     begin, readers = list[Node](), list[str]()
     for file, name in nodes:
         reading = [tests_of_it for read, tests_of_it in READERS.items() if re.fullmatch(read, file)]
         readers += reading
-        if file in graph.modules and name != WHOLE:
-            begin.append((file, name))
-        elif file in graph.modules or not reading:
-            modules = [file] if file in graph.modules else modules_beside(file, graph)
+        if file in graph.modules:
+            begin += graph.whole(file) if name == WHOLE else [(file, name)]
+        else:
+            modules = [*graph.naming(file), *([] if reading else modules_beside(file, graph))]
             begin += [node for module in modules for node in graph.whole(module)]
-    users = graph.users_of(begin)
-    read = re.compile("|".join(readers) or "(?!)")
+    for file in {file for file, _ in nodes}:
+        readers += [tests_of_it for read, tests_of_it in READ_AS_TEXT.items() if re.fullmatch(read, file)]
+    users, read = graph.users_of(begin), re.compile("|".join(readers) or "(?!)")
     return [test for test in tests if (test, WHOLE) in users or read.fullmatch(test)]
 
 
@@ -85,9 +97,9 @@ def git(*words: str) -> str:
 
 
 def changed(base: str, now: Mapping[str, str], ask: Ask = git) -> set[Node]:
-    """What differs from where this branch left its base, with what is not committed yet: by name in a module.
+    """What differs from where this branch left its base, with what is not committed yet.
 
-    `now` are the sources of the modules.
+    `now` are the sources of the modules, which differ by their names; another file differs as a whole.
     """
     since = ask("merge-base", base, "HEAD").strip()
     differ = ask("diff", "--name-only", "--no-renames", since).splitlines()
@@ -95,7 +107,7 @@ def changed(base: str, now: Mapping[str, str], ask: Ask = git) -> set[Node]:
     found = set[Node]()
     for file in {*differ, *ask("ls-files", "--others", "--exclude-standard").splitlines()}:
         if file in edited and file in now and file.endswith(".py"):
-            found |= changed_nodes(file, ask("show", f"{since}:{file}"), now[file])
+            found |= changed_nodes(file, ask("show", f"{since}:{file}"), now[file]) | {(file, TEXT)}
         else:
             found.add((file, WHOLE))
     return found

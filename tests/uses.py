@@ -1,9 +1,9 @@
 """Who uses what: a graph from each name that a module binds to the names that its code says.
 
 A node is `(file, name)`: a function, a class, a constant or an import at a module's top. `(file, BODY)` is
-what runs when the module is loaded, and `(file, WHOLE)` all of it. Code is read, not run, so that a use is
-seen in a process that a test starts, too: a name in a string of a test is a use (`python -m gpu_fleet`), and
-so is the word of a command (`gpu-fleet take`).
+what runs when the module is loaded, `(file, WHOLE)` all of it, and `(file, TEXT)` what its readers see. Code
+is read, not run, so that a use is seen in a process that a test starts, too: a name in a string of a test is
+a use (`python -m gpu_fleet`), and so is the word of a command (`gpu-fleet take`).
 """
 
 import ast
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-BODY, WHOLE = "", "*"
+BODY, WHOLE, TEXT = "", "*", "text"
 # Where modules lie, and the folder that their names begin below.
 ROOMS = {
     "stacks/gpu_fleet_stacks": "stacks/",
@@ -22,6 +22,7 @@ ROOMS = {
     "training/gpu_fleet": "training/",
     "training/gpu_fleet_jobs": "training/",
     "tests": "",
+    ".ci": ".ci/",
     "__main__.py": "",
 }
 # Tables of commands: a word of the command line, and the "module:name" that it loads.
@@ -36,10 +37,14 @@ COMMANDS = {
     ),
 }
 # What these say, and do to each test, is about the suite, not about what is tested.
+EVERY_COMMAND = re.compile(
+    r"tests/image/console/test_(console|completion)\.py"
+)  # what asks each for its help
 SUITE = ("tests/conftest.py", "tests/preloaded.py")
 LOADED = "PRELOADED"  # lists of modules that a process loads, so that others begin quickly
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 BY_NAME = ("setattr", "getattr", "delattr", "object")  # of a module, as monkeypatch and mock have them
+FROM = re.compile(r"from ([\w.]+) import ([\w, ]+)")
 CLOUDS = ("aws", "alicloud")
 LONGEST_NAME = 200  # characters; longer strings are texts
 
@@ -62,7 +67,10 @@ class Module:
     @classmethod
     def of(cls, file: str, text: str) -> "Module":
         module = cls(file, text)
-        for node in _at_the_top(ast.parse(text).body):
+        top = ast.parse(text).body
+        if "__doc__" in text:
+            module.body += top[:1]
+        for node in _at_the_top(top):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 module.imports |= bound(node)
                 module.loads += loaded(node)
@@ -81,7 +89,7 @@ class Module:
         """Each node's name with what it says, without comments and layout."""
         said = {name: "".join(map(ast.dump, nodes)) for name, nodes in self.names.items()}
         for name, target in self.imports.items():
-            said |= {name: target, _import(name): target}
+            said |= {name: said.get(name, "") + target, _import(name): target}
         return {**said, BODY: "".join(map(ast.dump, self.body))}
 
 
@@ -121,6 +129,12 @@ def loaded(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [f"{node.module}.{alias.name}" for alias in node.names]
     return [alias.name for alias in node.names]
+
+
+def _imports_in(text: str) -> Iterator[str]:
+    """The dotted names that a script in a string imports from modules."""
+    for module, names in FROM.findall(text):
+        yield from (f"{module}.{name}" for name in WORDS.findall(names))
 
 
 def _name(node: ast.AST) -> str:
@@ -165,6 +179,8 @@ class _Uses(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         """`setattr(module, "name", ...)` uses that name alone."""
         match node.args:
+            case _ if _name(node.func) == "is_here":  # asks for a module and loads none
+                pass
             case [ast.Name(id=base), ast.Constant(value=str(name)), *rest] if _name(node.func) in BY_NAME:
                 self._use(base, name)
                 self.visit(node.func)
@@ -187,7 +203,7 @@ class _Uses(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and len(node.value) < LONGEST_NAME:
+        if isinstance(node.value, str) and (len(node.value) < LONGEST_NAME or "import " in node.value):
             self.strings.append(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
@@ -202,11 +218,11 @@ class _Uses(ast.NodeVisitor):
     def _use(self, name: str, *attributes: str) -> None:
         if name in self.imports:
             self.dotted.add(".".join([self.imports[name], *attributes]))
-        if name in self.module.imports:
+        if name not in self.module.names:
             self.own.add(_import(name))
-        elif name in self.module.names:
+        if name not in self.module.imports:  # of a name that was removed or is new, too
             self.own.add(name)
-        elif name == "globals":
+        if name == "globals":
             self.own.add(WHOLE)
 
 
@@ -247,6 +263,11 @@ class Graph:
         module = self.modules[file]
         return {(file, name) for name in (WHOLE, *module.says())}
 
+    def naming(self, file: str) -> list[str]:
+        """The modules of tests that name a file which is no module, as those that read it do."""
+        name = Path(file).name if Path(file).name not in ("README.md", "__init__.py") else file
+        return [other.file for other in self.modules.values() if other.is_test and name in other.text]
+
     def _add(self, module: Module) -> None:
         file = module.file
         self.uses[file, WHOLE] |= {(file, BODY), *((file, name) for name in [*module.names, *module.imports])}
@@ -261,6 +282,9 @@ class Graph:
             self.uses[file, name] |= {*self.of_name(target), (file, BODY)}
         if module.is_test:
             self._add_fixtures(module)
+        if EVERY_COMMAND.fullmatch(file):
+            for target in (target for table in self.commands.values() for target in table.values()):
+                self.uses[file, WHOLE] |= self.of_name(target.replace(":", "."))
 
     def _add_uses(self, module: Module, name: str, code: Iterable[ast.AST]) -> None:
         file = module.file
@@ -273,13 +297,9 @@ class Graph:
         if name != LOADED:
             found |= {*self._of_strings(module, said.strings)}
         if module.is_test:
-            asked = said.arguments | {*said.strings}
-            found |= {
-                (above.file, fixture)
-                for above in self._conftests(file)
-                for fixture in asked & above.names.keys()
-            }
-            found |= {(file, fixture) for fixture in said.arguments & module.names.keys()}
+            asked = {above.file: {*said.strings} & above.names.keys() for above in self._conftests(file)}
+            for place, fixtures in {**asked, file: set[str]()}.items():
+                found |= {(place, fixture) for fixture in fixtures | said.arguments}
         self.uses[file, name] |= found - {(file, name)}
 
     def _add_registration(self, module: Module, name: str, node: ast.AST) -> None:
@@ -308,17 +328,16 @@ class Graph:
     def _of_strings(self, module: Module, strings: Iterable[str]) -> Iterator[Node]:
         """What the strings of a definition may name: modules, names in them, scripts and commands."""
         texts = [*strings]
-        for text in texts:
-            if not module.is_test and "." in text and WORDS.fullmatch(text):  # for importlib
-                yield from self.of_name(text)
-        if not module.is_test or module.file in SUITE:
-            return
         as_main = "-m" in texts or any("-m " in text for text in texts)
         for text in texts:
-            for word in WORDS.findall(text.replace(":", ".")):
-                if "." in word or as_main:
-                    yield from self.of_name(word)
-            yield from self._of_programs(module, text)
+            dotted = text.replace(":", ".")
+            if not module.is_test and "." in text and WORDS.fullmatch(dotted) and module.file not in COMMANDS:
+                yield from self.of_name(dotted)  # for importlib
+            if (module.is_test and module.file not in SUITE) or as_main:
+                for word in [*WORDS.findall(dotted), *_imports_in(text)]:
+                    if "." in word or as_main:
+                        yield from self.of_name(word)
+                yield from self._of_programs(module, text)
 
     def _of_programs(self, module: Module, text: str) -> Iterator[Node]:
         """A script by its path, `gpu-fleet`, and its commands by their words."""
@@ -370,4 +389,7 @@ def names_of(files: Iterable[str]) -> dict[str, str]:
 def changed_nodes(file: str, before: str, after: str) -> set[Node]:
     """The nodes of a module that say something else than before."""
     old, new = Module.of(file, before).says(), Module.of(file, after).says()
-    return {(file, name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    found = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    if [name for name in old if name in new] != [name for name in new if name in old]:
+        found.add(BODY)  # what is used while the module is loaded may be bound too late
+    return {(file, name) for name in found}
