@@ -15,7 +15,7 @@ from tests.uses import BODY, TEXT, WHOLE, Graph, changed_nodes
 TREE = {
     "image/gpu_fleet_image/deep.py": "LIMIT = 1\n\ndef used(): return LIMIT\n\ndef unused(): pass",
     "image/gpu_fleet_image/aws/api.py": "",
-    "image/gpu_fleet_image/lazy.py": 'TABLE = {"x": "gpu_fleet_image.loaded:run"}',
+    "image/gpu_fleet_image/lazy.py": 'TABLE = LazyGroup({"x": "gpu_fleet_image.loaded:run"})',
     "image/gpu_fleet_image/loaded.py": "def run(): pass",
     "image/gpu_fleet_image/shallow.py": (
         "from gpu_fleet_image.deep import used, unused\n"
@@ -30,7 +30,7 @@ TREE = {
     "training/gpu_fleet/__main__.py": "from gpu_fleet.cli import main\nmain()",
     "training/gpu_fleet/cli.py": 'main = Group({\n        "start": "gpu_fleet.trainer.loop:start",\n})',
     "training/gpu_fleet/trainer/loop.py": (
-        'OPENERS = {"text": "gpu_fleet.trainer.text"}\ndef start(): OPENERS\ndef stop(): pass'
+        'OPENERS = {"text": "gpu_fleet.trainer.text"}\ndef start(): import_module(OPENERS)\ndef stop(): pass'
     ),
     "training/gpu_fleet/trainer/text.py": "def opened(): pass",
     "tests/helper.py": "from gpu_fleet_image import shallow\ndef y(): shallow.y()\ndef z(): pass",

@@ -44,6 +44,7 @@ SUITE = ("tests/conftest.py", "tests/preloaded.py")
 LOADED = "PRELOADED"  # lists of modules that a process loads, so that others begin quickly
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 BY_NAME = ("setattr", "getattr", "delattr", "object")  # of a module, as monkeypatch and mock have them
+LOADS = re.compile(r"import_module|LazyGroup|lazy\.load")  # a module that loads others by their names
 FROM = re.compile(r"from ([\w.]+) import ([\w, ]+)")
 CLOUDS = ("aws", "alicloud")
 LONGEST_NAME = 200  # characters; longer strings are texts
@@ -297,9 +298,10 @@ class Graph:
         if name != LOADED:
             found |= {*self._of_strings(module, said.strings)}
         if module.is_test:
-            asked = {above.file: {*said.strings} & above.names.keys() for above in self._conftests(file)}
-            for place, fixtures in {**asked, file: set[str]()}.items():
-                found |= {(place, fixture) for fixture in fixtures | said.arguments}
+            for above in self._conftests(file):
+                fixtures = ({*said.strings} & above.names.keys()) | (said.arguments - above.imports.keys())
+                found |= {(above.file, fixture) for fixture in fixtures}
+            found |= {(file, fixture) for fixture in said.arguments - module.imports.keys()}
         self.uses[file, name] |= found - {(file, name)}
 
     def _add_registration(self, module: Module, name: str, node: ast.AST) -> None:
@@ -328,11 +330,12 @@ class Graph:
     def _of_strings(self, module: Module, strings: Iterable[str]) -> Iterator[Node]:
         """What the strings of a definition may name: modules, names in them, scripts and commands."""
         texts = [*strings]
+        by_name = not module.is_test and module.file not in COMMANDS and LOADS.search(module.text)
         as_main = "-m" in texts or any("-m " in text for text in texts)
         for text in texts:
             dotted = text.replace(":", ".")
-            if not module.is_test and "." in text and WORDS.fullmatch(dotted) and module.file not in COMMANDS:
-                yield from self.of_name(dotted)  # for importlib
+            if by_name and "." in text and WORDS.fullmatch(dotted):
+                yield from self.of_name(dotted)
             if (module.is_test and module.file not in SUITE) or as_main:
                 for word in [*WORDS.findall(dotted), *_imports_in(text)]:
                     if "." in word or as_main:
