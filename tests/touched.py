@@ -46,7 +46,9 @@ READ_AS_TEXT = {
     r"image/gpu_fleet_image/instance/(gate|agent)/.*\.py": (
         r"tests/image/instance/(gate/test_readiness|agent/test_aws_agent)\.py"
     ),
-    r"(stacks|image|training)/gpu_\w+/.*\.py": r"tests/(test_wheel|image/console/test_console)\.py",
+    r"(stacks|image|training)/gpu_\w+/.*\.py": (
+        r"tests/(test_wheel|(.*/)?test_readme|image/console/test_console)\.py"
+    ),
 }
 QUICK = "not image and not libraries and not queue and not prove"
 

@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "training/gpu_fleet/cli.py": (
         re.compile(r'^ +"([\w-]+)": "([\w.]+:\w+)",$', re.MULTILINE),
-        re.compile(r'gpu_fleet\.cli|"gpu_fleet"|(gpu-fleet |")train\b'),
+        re.compile(r'^tests/training/|\bgpu_fleet\b|(gpu-fleet |")train\b'),
     ),
 }
 # What these say, and do to each test, is about the suite, not about what is tested.
@@ -44,7 +44,9 @@ SUITE = ("tests/conftest.py", "tests/preloaded.py")
 LOADED = "PRELOADED"  # lists of modules that a process loads, so that others begin quickly
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 BY_NAME = ("setattr", "getattr", "delattr", "object")  # of a module, as monkeypatch and mock have them
-LOADS = re.compile(r"import_module|LazyGroup|lazy\.load")  # a module that loads others by their names
+LOADS = re.compile(
+    r"import_module|imported\(|LazyGroup|lazy\.load"
+)  # a module that loads others by their names
 FROM = re.compile(r"from ([\w.]+) import ([\w, ]+)")
 CLOUDS = ("aws", "alicloud")
 LONGEST_NAME = 200  # characters; longer strings are texts
@@ -181,7 +183,7 @@ class _Uses(ast.NodeVisitor):
         """`setattr(module, "name", ...)` uses that name alone."""
         match node.args:
             case _ if _name(node.func) == "is_here":  # asks for a module and loads none
-                pass
+                self.visit(node.func)
             case [ast.Name(id=base), ast.Constant(value=str(name)), *rest] if _name(node.func) in BY_NAME:
                 self._use(base, name)
                 self.visit(node.func)
@@ -234,7 +236,7 @@ class Graph:
         self.modules = {file: Module.of(file, text) for file, text in sources.items() if file.endswith(".py")}
         self.files = names_of(self.modules)
         self.commands = {
-            file: dict(table.findall(sources.get(file, ""))) for file, (table, _) in COMMANDS.items()
+            file: commands_in(sources.get(file, ""), table) for file, (table, _) in COMMANDS.items()
         }
         self.uses: dict[Node, set[Node]] = defaultdict(set)
         for module in self.modules.values():
@@ -284,8 +286,8 @@ class Graph:
         if module.is_test:
             self._add_fixtures(module)
         if EVERY_COMMAND.fullmatch(file):
-            for target in (target for table in self.commands.values() for target in table.values()):
-                self.uses[file, WHOLE] |= self.of_name(target.replace(":", "."))
+            for targets in (targets for table in self.commands.values() for targets in table.values()):
+                self.uses[file, WHOLE] |= {node for target in targets for node in self.of_name(target)}
 
     def _add_uses(self, module: Module, name: str, code: Iterable[ast.AST]) -> None:
         file = module.file
@@ -349,12 +351,12 @@ class Graph:
             yield from ((file, WHOLE) for file in named if len(named) == 1 and not is_test_module(file))
         if text == "gpu-fleet" or text.endswith("bin/gpu-fleet"):
             yield from self.of_name("gpu_fleet_image.console")
-        words = {*text.split()}
+        words = {word.strip("'\"[](),`") for word in text.split()}
         for file, (_, told_by) in COMMANDS.items():
             said = self.commands[file].keys() & words
-            if said and told_by.search(module.text):
-                for word in said:
-                    yield from self.of_name(self.commands[file][word].replace(":", "."))
+            if said and told_by.search(f"{module.file} {module.text}"):
+                for target in (target for word in said for target in self.commands[file][word]):
+                    yield from self.of_name(target)
 
     def of_name(self, dotted: str) -> set[Node]:
         """The nodes of a dotted name: the packages on the way, and the module or what is named in it."""
@@ -372,6 +374,14 @@ class Graph:
     def _loaded(self, dotted: str) -> set[Node]:
         """The bodies that an import of a name runs."""
         return {(file, BODY) for file, _ in self.of_name(dotted) if not file.endswith("/__main__.py")}
+
+
+def commands_in(text: str, table: re.Pattern[str]) -> dict[str, list[str]]:
+    """Each word of a table of commands, with the dotted names of what it may load: groups share words."""
+    found = defaultdict(list)
+    for word, target in table.findall(text):
+        found[word].append(target.replace(":", "."))
+    return found
 
 
 def is_test_module(file: str) -> bool:

@@ -92,10 +92,11 @@ class Declared:
 
 def code_of(stack: Stack, label: str) -> Any:
     """Return the code of one of the stack's scheduled functions, as it is registered."""
-    of_cloud = f"gpu_fleet_stacks.{stack.cloud}"
-    rows = import_module(f"{of_cloud}.scheduled_functions").rows(stack)
+    rows = import_module(f"gpu_fleet_stacks.{stack.cloud}.scheduled_functions").rows(stack)
     (row,) = [row for row in rows if row.label == label]
-    return import_module(f"{of_cloud}.functions").code(row, sweep_policy.policy_text(stack))
+    return import_module(f"gpu_fleet_stacks.{stack.cloud}.functions").code(
+        row, sweep_policy.policy_text(stack)
+    )
 
 
 @cache
