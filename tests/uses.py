@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-BODY, WHOLE, TEXT = "", "*", "text"
+BODY, WHOLE, TEXT = "", "*", "#"  # no names of Python
 # Where modules lie, and the folder that their names begin below.
 ROOMS = {
     "stacks/gpu_fleet_stacks": "stacks/",
