@@ -13,7 +13,9 @@ from tests.touched import QUICK, ROOT, changed, selected
 from tests.uses import BODY, TEXT, WHOLE, Graph, changed_nodes
 
 TREE = {
-    "image/gpu_fleet_image/deep.py": "LIMIT = 1\n\ndef used(): return LIMIT\n\ndef unused(): pass\n\ndef text(): pass",
+    "image/gpu_fleet_image/deep.py": (
+        "LIMIT = 1\n\ndef used(): return LIMIT\n\ndef unused(): text()\n\ndef text(): pass"
+    ),
     "image/gpu_fleet_image/aws/api.py": "",
     "image/gpu_fleet_image/lazy.py": 'TABLE = LazyGroup({"x": "gpu_fleet_image.loaded:run"})',
     "image/gpu_fleet_image/loaded.py": "def run(): pass",
@@ -64,6 +66,7 @@ WHAT_RUNS = {
     ("image/units/gpu-run@.service", WHOLE): [SCRIPT],
     ("stacks/Pulumi.dev.yaml", WHOLE): [ALONE, SCRIPT],
     ("image/gpu_fleet_image/deep.py", "unused"): [SCRIPT],
+    ("image/gpu_fleet_image/deep.py", "text"): [SCRIPT],
     ("image/gpu_fleet_image/deep.py", TEXT): [],
     ("image/gpu_fleet_image/deep.py", BODY): [*IN_THE_ROOM, SCRIPT],
     ("image/gpu_fleet_image/aws/api.py", WHOLE): [BY_HELPER, SCRIPT],
