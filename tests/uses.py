@@ -36,17 +36,15 @@ COMMANDS = {
         re.compile(r'^tests/training/|\bgpu_fleet\b|(gpu-fleet |")train\b'),
     ),
 }
+# Tests that ask each command for its help.
+EVERY_COMMAND = re.compile(r"tests/image/console/test_(console|completion)\.py")
 # What these say, and do to each test, is about the suite, not about what is tested.
-EVERY_COMMAND = re.compile(
-    r"tests/image/console/test_(console|completion)\.py"
-)  # what asks each for its help
 SUITE = ("tests/conftest.py", "tests/preloaded.py")
 LOADED = "PRELOADED"  # lists of modules that a process loads, so that others begin quickly
 WORDS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 BY_NAME = ("setattr", "getattr", "delattr", "object")  # of a module, as monkeypatch and mock have them
-LOADS = re.compile(
-    r"import_module|imported\(|LazyGroup|lazy\.load"
-)  # a module that loads others by their names
+# In a module that loads others by their names.
+LOADS = re.compile(r"import_module|imported\(|LazyGroup|lazy\.load")
 FROM = re.compile(r"from ([\w.]+) import ([\w, ]+)")
 CLOUDS = ("aws", "alicloud")
 LONGEST_NAME = 200  # characters; longer strings are texts
@@ -87,6 +85,15 @@ class Module:
     @property
     def is_test(self) -> bool:
         return self.file.startswith("tests/")
+
+    @cached_property
+    def of_each_test(self) -> list[str]:
+        """Names of a conftest that each test below it has: fixtures with autouse, and hooks of pytest."""
+        return [
+            name
+            for name, nodes in self.names.items()
+            if name.startswith("pytest_") or any("autouse" in ast.dump(node) for node in nodes)
+        ]
 
     def says(self) -> dict[str, str]:
         """Each node's name with what it says, without comments and layout."""
@@ -154,7 +161,6 @@ class _Uses(ast.NodeVisitor):
         self.loads: list[str] = []
         self.strings: list[str] = []
         self.arguments: set[str] = set()
-        self.by_cloud: list[str] = []
         self.imports = dict(module.imports)
         for node in code:
             self.visit(node)
@@ -215,7 +221,7 @@ class _Uses(ast.NodeVisitor):
             parts = (part.value if isinstance(part, ast.Constant) else cloud for part in node.values)
             name = "".join(map(str, parts))
             if WORDS.fullmatch(name):
-                self.by_cloud.append(name)
+                self.dotted.add(name)
         self.generic_visit(node)
 
     def _use(self, name: str, *attributes: str) -> None:
@@ -293,7 +299,7 @@ class Graph:
         file = module.file
         said = _Uses(module, code)
         found = {(file, own) for own in said.own} | {(file, BODY)}
-        for dotted in said.dotted | {*said.by_cloud}:
+        for dotted in said.dotted:
             found |= self.of_name(dotted)
         for dotted in said.loads:
             found |= self._loaded(dotted)
@@ -319,11 +325,7 @@ class Graph:
         """The fixtures that each test of a folder has, and what its conftest says to pytest."""
         for above in self._conftests(module.file):
             if above.file not in SUITE:
-                self.uses[module.file, WHOLE] |= {
-                    (above.file, name)
-                    for name, nodes in above.names.items()
-                    if name.startswith("pytest_") or any("autouse" in ast.dump(node) for node in nodes)
-                } | {(above.file, BODY)}
+                self.uses[module.file, WHOLE] |= {(above.file, name) for name in (BODY, *above.of_each_test)}
 
     def _conftests(self, file: str) -> list[Module]:
         places = [str(folder / "conftest.py") for folder in Path(file).parents]
