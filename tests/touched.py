@@ -55,6 +55,11 @@ QUICK = "not image and not libraries and not queue and not prove"
 Ask = Callable[..., str]  # git with its words
 
 
+def readers_of(file: str, table: Mapping[str, str]) -> list[str]:
+    """The patterns of the tests that read a file, by a table of patterns."""
+    return [tests for read, tests in table.items() if re.fullmatch(read, file)]
+
+
 def modules_beside(file: str, graph: Graph) -> list[str]:
     """The modules of the nearest folder above a file that has any; none at the top."""
     for folder in Path(file).parents[:-1]:
@@ -72,16 +77,14 @@ def selected(changed: Iterable[Node], graph: Graph) -> list[str]:
         return tests
     begin, readers = list[Node](), list[str]()
     for file, name in nodes:
-        reading = [tests_of_it for read, tests_of_it in READERS.items() if re.fullmatch(read, file)]
-        readers += reading
+        reading = readers_of(file, READERS)
+        readers += [*reading, *readers_of(file, READ_AS_TEXT)]
         if file in graph.modules:
             begin += graph.whole(file) if name == WHOLE else [(file, name)]
         else:
             modules = [*graph.naming(file), *([] if reading else modules_beside(file, graph))]
             begin += [node for module in modules for node in graph.whole(module)]
-    for file in {file for file, _ in nodes}:
-        readers += [tests_of_it for read, tests_of_it in READ_AS_TEXT.items() if re.fullmatch(read, file)]
-    users, read = graph.users_of(begin), re.compile("|".join(readers) or "(?!)")
+    users, read = graph.users_of(begin), re.compile("|".join({*readers}) or "(?!)")
     return [test for test in tests if (test, WHOLE) in users or read.fullmatch(test)]
 
 
