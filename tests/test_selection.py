@@ -111,8 +111,7 @@ def test_a_change_is_each_name_that_says_something_else_than_at_the_base_and_eac
     after = "import a\nfrom b import c, d  # why\n\ndef f():\n    return 2\n\n\ndef g():\n    pass\nf()\n"
     answers = {
         "merge-base main HEAD": "0a1b\n",
-        "diff --name-only --no-renames 0a1b": "b.yaml\na.py\n",
-        "diff --name-only --no-renames --diff-filter=M 0a1b": "b.yaml\na.py\n",
+        "diff --name-status --no-renames 0a1b": "M\tb.yaml\nM\ta.py\n",
         "ls-files --others --exclude-standard": "new.py\n",
         "show 0a1b:a.py": before,
     }

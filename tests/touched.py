@@ -107,11 +107,11 @@ def changed(base: str, now: Mapping[str, str], ask: Ask = git) -> set[Node]:
     `now` are the sources of the modules, which differ by their names; another file differs as a whole.
     """
     since = ask("merge-base", base, "HEAD").strip()
-    differ = ask("diff", "--name-only", "--no-renames", since).splitlines()
-    edited = {*ask("diff", "--name-only", "--no-renames", "--diff-filter=M", since).splitlines()}
+    differ = [line.split("\t") for line in ask("diff", "--name-status", "--no-renames", since).splitlines()]
+    others = ask("ls-files", "--others", "--exclude-standard").splitlines()
     found = set[Node]()
-    for file in {*differ, *ask("ls-files", "--others", "--exclude-standard").splitlines()}:
-        if file in edited and file in now and file.endswith(".py"):
+    for status, file in [*differ, *(["?", file] for file in others)]:
+        if status == "M" and file in now and file.endswith(".py"):
             found |= changed_nodes(file, ask("show", f"{since}:{file}"), now[file]) | {(file, TEXT)}
         else:
             found.add((file, WHOLE))
