@@ -148,10 +148,11 @@ def _pool(stack: Stack, pool: Pool, cost: Cost) -> Panel:
     zones = ", ".join(stack.zones_of(pool))
     where = f"a group of up to {size.max} in each of {zones}" if pool.grouping is Grouping.PER_ZONE else zones
     scratch = f", scratch {pool.scratch_gib:,} GiB" if pool.scratch_gib else ""
+    spare = f", {pool.spare} spare" if pool.spare else ""
     lines = [
         f"{pool.purpose}, {_market(pool)}",
         *(f"{kind.name}: {catalog.gpus(kind)}" for kind in kinds),
-        f"{size.min} to {most} instances, {size.desired} at first; up to {gpus:,} GPUs",
+        f"{size.min} to {most} instances, {size.desired} at first{spare}; up to {gpus:,} GPUs",
         f"disk {pool.volume_gib:,} GiB{scratch}",
         where,
     ]

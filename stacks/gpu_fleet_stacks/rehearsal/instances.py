@@ -104,7 +104,7 @@ def user_data(clients: RegionClients, launch_template_id: str) -> str:
 def table(instances: Sequence[LaunchedInstance]) -> Table | str:
     """Return a table of the instances for users, or that there are none."""
     if not instances:
-        return "none: no pool starts an instance by itself"
+        return "none: no group starts an instance by itself"
     view = Table(title="instances launched by the stack's own groups", title_justify="left")
     for heading in ("instance", "pool", "type", "zone", "state", "scale-in"):
         view.add_column(heading, no_wrap=True)

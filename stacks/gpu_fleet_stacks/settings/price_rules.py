@@ -90,11 +90,10 @@ def _assumed(stack: Stack) -> Iterator[Problem]:
 
 def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
     """Yield everything that the stack uses with a list price: its name, and the region of that price."""
-    for pool in stack.pools:
-        for name in pool.types:
-            kind = catalog.load().find(name)
-            if kind is not None and kind.price is not None:
-                yield name, kind.price.region
+    for name in _types_by_the_hour(stack):
+        kind = catalog.load().find(name)
+        if kind is not None and kind.price is not None:
+            yield name, kind.price.region
     listed = prices.load(stack.cloud)
     for what in _items(stack):
         quote = listed.quote(what, stack.region)
@@ -105,8 +104,15 @@ def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
 def _to_assume(stack: Stack) -> Iterator[str]:
     """Yield the items that may be assumed: those without a price, or with a price of another region only."""
     listed = dict(_listed(stack))
-    named = [name for pool in stack.pools for name in pool.types if catalog.load().find(name) is not None]
+    named = [name for name in _types_by_the_hour(stack) if catalog.load().find(name) is not None]
     return (name for name in (*named, *_items(stack)) if listed.get(name) != stack.region)
+
+
+def _types_by_the_hour(stack: Stack) -> Iterator[str]:
+    """Yield the types of all pools but capacity blocks, which were paid for when they were bought."""
+    for pool in stack.pools:
+        if pool.market is not Market.CAPACITY_BLOCK:
+            yield from pool.types
 
 
 def _items(stack: Stack) -> Iterator[str]:

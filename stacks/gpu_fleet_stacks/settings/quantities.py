@@ -73,10 +73,12 @@ def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     """Return the number of a pool's instances at each level.
 
     A pool with a group for each zone starts in the first zone and may use any other, so in the worst case
-    every group is full. On-demand instances of a spot pool replace spot instances and are not added.
+    every group is full. On-demand instances of a spot pool replace spot instances and are not added. The
+    mover starts the spares though nobody asks.
     """
     most = sum(plan.size.max for plan in _of_own_market(stack, pool))
-    return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
+    now = min(pool.size.desired + pool.spare, pool.size.max)
+    return {Level.NOW: now, Level.MIN: pool.size.min + pool.spare, Level.MAX: most}
 
 
 def reserved_instances(pool: Pool) -> int:

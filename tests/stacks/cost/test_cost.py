@@ -254,6 +254,14 @@ def test_instances_bought_on_demand_within_a_spot_pool_get_no_discount():
     assert (cents(now.expected), cents(now.worst)) == ("301.12", "734.38")
 
 
+def test_spares_are_paid_for_from_the_first_hour_though_nobody_asks_for_them():
+    kept = pool(spare=3, size={"desired": 1, "max": 3})
+    (line,) = estimate(stack(pools=[kept])).of_kind(CostKind.COMPUTE)
+
+    paid = [cents(line.months[level].worst) for level in (Level.NOW, Level.MIN, Level.MAX)]
+    assert paid == ["2203.14"] * 3
+
+
 def test_a_spot_price_that_nobody_publishes_for_the_region_is_said_and_counts_as_on_demand():
     nameless = pool(market="spot", types=["p6-b200.48xlarge"], size={"max": 1})
     far = {"region": "eu-central-1", "network": {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}}

@@ -21,6 +21,7 @@ from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.alicloud_programs import register as register_alicloud
+from tests.stacks.examples import refusal
 from tests.stacks.shipped import SHIPPED
 
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
@@ -75,13 +76,22 @@ def test_only_training_pools_freeze():
     assert {name: pool["freezes"] for name, pool in pools.items()} == {"dev": False, "train": True}
 
 
-def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
-    held = {"reservation_id": "cr-0123456789abcdef0", "zones": ["us-east-1a"]}
-    block = examples.pool(market="capacity-block", types=["p5.48xlarge"], **held)
+def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour_even_where_its_type_has_an_assumed_price():
+    kind = "p5.48xlarge"
+    held = {"reservation_id": "cr-0123456789abcdef0", "zones": ["eu-west-1a"]}
+    block = examples.pool(market="capacity-block", types=[kind], **held)
+    abroad = {"region": "eu-west-1", "network": {"cidr": "10.0.0.0/16", "zones": ["eu-west-1a"]}}
+    assuming = examples.stack_file()["budget"] | {"assume": {kind: "63"}}
 
-    budget = meter_prices.budget(examples.stack(pools=[block]))
-    found = written(budget)["pools"]["dev"]
-    assert (found["on_demand"], found["reserved"], budget.lacks) == ({"p5.48xlarge": "0"}, 2, ())
+    alone = meter_prices.budget(examples.stack(pools=[block], **abroad))
+    own = examples.pool(name="own", types=[kind])
+    beside = meter_prices.budget(examples.stack(pools=[block, own], budget=assuming, **abroad))
+
+    assert [written(budget)["pools"]["dev"]["on_demand"] for budget in (alone, beside)] == [{kind: "0"}] * 2
+    assert (alone.pools["dev"].reserved, alone.lacks) == (2, ())
+    assert [beside.price_of(pool, kind, spot=False) for pool in ("dev", "own")] == [0, 63]
+    refused = refusal(examples.stack_file(pools=[block], budget=assuming, **abroad))
+    assert f"budget.assume.{kind} = '63': names nothing that this stack uses" in refused
 
 
 def test_the_meter_knows_each_reservation_s_count_end_and_group():
@@ -153,6 +163,15 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     assert document["assumed"] == {kind: "400"}
     assert document["pools"]["dev"]["on_demand"] == {kind: None}
     assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
+
+
+def test_a_limit_on_the_spot_price_holds_for_an_assumed_price_too():
+    kind = "ecs.gn8v-8x.48xlarge"
+    spot = alicloud_examples.pool(types=[kind], market="spot", spot_price_limit="2")
+
+    budget = meter_prices.budget(alicloud_examples.stack(pools=[spot]))
+
+    assert (budget.price_of("dev", kind, spot=True), budget.assumed[kind]) == (2, Decimal("2.5"))
 
 
 def test_the_meter_names_what_has_no_public_price_and_the_region_whose_prices_stand_in_for_its_own():

@@ -159,4 +159,4 @@ def test_an_instance_can_be_dated_back_and_its_user_data_is_what_its_template_ho
     assert instances.pictures(clients, "local")[instance.id]["LaunchTime"] == NOW
     user_data = instances.user_data(clients, local.outputs["launch_template_ids"]["spot"])
     assert 'pool = "spot"' in user_data
-    assert instances.table(()) == "none: no pool starts an instance by itself"
+    assert instances.table(()) == "none: no group starts an instance by itself"
