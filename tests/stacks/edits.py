@@ -94,7 +94,7 @@ _COMMON = (
     Edit("pools[].purpose", "serving"),
     Edit("pools[].groups", "per_zone"),
     Edit("pools[].volume_gib", 300),
-    Edit("pools[].scaling", False),
+    Edit("pools[].scaling", True),
     Edit("pools[].spare", 1),
     Edit("pools[].idle", {"after_hours": 3}),
     Edit("pools[].max_lifetime_hours", 48),

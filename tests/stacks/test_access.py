@@ -10,7 +10,6 @@ from gpu_fleet_image.core import keys
 from gpu_fleet_image.instance.agent import kept_files
 from gpu_fleet_stacks.settings import Market, Nat
 from tests.stacks.clouds import WORDS
-from tests.stacks.examples import stack
 from tests.stacks.iam import Request, Verdict, decide, listed
 from tests.stacks.judges import (
     ALICLOUD_ACCOUNTS,
@@ -19,7 +18,6 @@ from tests.stacks.judges import (
     AWS_PAIR,
     DENIED,
     EVERYTHING,
-    FREEZING,
     MAILING,
     MAY,
     MAY_NOT,
@@ -31,7 +29,6 @@ from tests.stacks.judges import (
     Right,
     judge_of,
 )
-from tests.stacks.registrations import declared
 
 Rights = Iterator[Right]
 LEDGER = "reaper/ledger/2026/11/21/i-1.json"
@@ -371,14 +368,6 @@ def by_settings_of_alicloud() -> Iterator[tuple[Judge, Right]]:
 @pytest.mark.parametrize("rights", [by_settings_of_aws, by_settings_of_alicloud])
 def test_a_setting_adds_to_the_sweep_what_is_said_of_it_and_no_more(rights):
     assert [wrong for judge, right in rights() for wrong in judge.wrong([right])] == []
-
-
-def test_a_freeze_that_finds_no_training_pool_is_given_no_right():
-    settings = stack("trainless", budget={"monthly": 5000, **FREEZING})
-
-    (policy,) = AwsJudge(settings, declared(settings)).identity("reaper")
-
-    assert [action for action in AwsJudge.freezes if action in policy] == []
 
 
 # what a setting adds on AWS

@@ -121,8 +121,6 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
 def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
     """Allow to limit and close groups of training pools; RAM cannot exclude parts of ModifyScalingGroup."""
     training = [pool.name for pool in stack.pools if pool.purpose is Purpose.TRAINING]
-    if not training:
-        return []
     own = {f"acs:ResourceTag/{STACK}": [stack.name], f"acs:ResourceTag/{POOL}": training}
     return [policies.allow(LIMIT_ACTIONS, groups, {"StringEquals": own})]
 

@@ -153,8 +153,6 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
 def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
     """Allow to limit and close the groups of training pools, and to change nothing else about them."""
     training = [pool.name for pool in stack.pools if pool.purpose is Purpose.TRAINING]
-    if not training:
-        return []
     own = {f"aws:ResourceTag/{STACK}": stack.name, f"aws:ResourceTag/{POOL}": training}
     kept = {"Null": {f"autoscaling:{part}": "true" for part in KEPT_PARTS}}
     return [

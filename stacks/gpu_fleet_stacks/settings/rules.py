@@ -21,6 +21,7 @@ from gpu_fleet_stacks.settings import (
     Nat,
     OnExceeded,
     Pool,
+    Purpose,
     Stack,
     ThresholdKind,
     alicloud_rules,
@@ -282,10 +283,15 @@ def _rising_thresholds(stack: Stack) -> Iterator[Problem]:
 def _freeze(stack: Stack) -> Iterator[Problem]:
     budget = stack.budget
     actual = [threshold.percent for threshold in budget.thresholds if threshold.kind is ThresholdKind.ACTUAL]
-    if budget.on_exceeded is OnExceeded.FREEZE and len(actual) < FREEZE_STAGES:
+    if budget.on_exceeded is not OnExceeded.FREEZE:
+        return
+    if len(actual) < FREEZE_STAGES:
         allowed = (
             "needs two thresholds of kind actual: pools are capped at the last but one, closed at the last"
         )
+        yield Problem("budget.on_exceeded", str(budget.on_exceeded), allowed)
+    if all(pool.purpose is not Purpose.TRAINING for pool in stack.pools):
+        allowed = "needs a pool with purpose: training; no other freezes"
         yield Problem("budget.on_exceeded", str(budget.on_exceeded), allowed)
 
 

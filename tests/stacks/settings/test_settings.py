@@ -250,6 +250,9 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
         "budget.on_exceeded": "freeze",
         "budget.thresholds": [{"percent": 100}],
     },
+    "budget.on_exceeded = 'freeze': needs a pool with purpose: training; no other freezes": {
+        "budget.on_exceeded": "freeze"
+    },
     "users = {}: needs at least one user, since notify.sender mails them alone": {"notify.sender": MAILBOX},
     "notify.users = '201 addresses': a topic filters for 200 addresses at most; name a notify.sender": {
         "notify.users": {f"u{number}": f"u{number}@b.org" for number in range(201)}
