@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core.errors import Problem
-from gpu_fleet_stacks.settings import ImageMode, Nat, Stack
+from gpu_fleet_stacks.settings import ImageMode, Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateImageRecipe.html: parentImage
 AWS_BASE = (
@@ -127,10 +127,9 @@ def _builder(stack: Stack) -> Iterator[Problem]:
 
 
 def _packages(stack: Stack) -> Iterator[Problem]:
-    base = stack.image.base_id
-    if stack.cloud is Cloud.AWS and base is not None and stack.network.nat is Nat.NONE:
-        allowed = "a build fetches packages: needs network.nat one or per_zone"
-        yield Problem("image.base_id", base, allowed)
+    if stack.cloud is Cloud.AWS and stack.image.built and not stack.network.reaches_internet:
+        allowed = "must lead to the internet where image.base_id is set: a build fetches packages"
+        yield Problem(*stack.network.way_out, allowed)
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (

@@ -394,6 +394,13 @@ class NetworkSettings:
         return self.nat is not Nat.NONE if self.existing is None else self.existing.internet
 
     @property
+    def way_out(self) -> tuple[str, object]:
+        """Key that decides whether instances reach the internet, and its value."""
+        if self.existing is None:
+            return "network.nat", str(self.nat)
+        return "network.existing.internet", self.existing.internet
+
+    @property
     def slot_of(self) -> dict[str, int]:
         """Zone -> its slot, for the zones in use."""
         if self.slots is None:

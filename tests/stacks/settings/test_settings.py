@@ -12,6 +12,7 @@ from gpu_fleet_stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATC
 from gpu_fleet_stacks.core.errors import SettingsError, shown
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
+from tests.stacks.edits import EXISTING
 from tests.stacks.examples import changed, networks, pool, refusal, stack, stack_file, stack_files
 
 
@@ -267,8 +268,10 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "needs exactly one of id and parameter": {"image.parameter": "/x"},
     "image.base_id = 'ubuntu': must be ami-..., an image of Image Builder, or ssm: with a parameter": BUILD
     | {"image.base_id": "ubuntu"},
-    "a build fetches packages: needs network.nat one or per_zone": BUILD
+    "network.nat = 'none': must lead to the internet where image.base_id is set: a build fetches": BUILD
     | {"network.nat": "none", "network.interface_endpoints": True},
+    "network.existing.internet = false: must lead to the internet where image.base_id": BUILD
+    | {"network.cidr": None, "network.existing": EXISTING | {"internet": False}},
     "no emulator of Image Builder is known; leave it out": BUILD | {"endpoint_url": "http://127.0.0.1:5000"},
 }
 
