@@ -132,6 +132,14 @@ def _packages(stack: Stack) -> Iterator[Problem]:
         yield Problem(*stack.network.way_out, allowed)
 
 
+def _keys_of_tags(stack: Stack) -> Iterator[Problem]:
+    """Refuse keys that Image Builder does not take (botocore, ``imagebuilder``, shape ``TagKey``)."""
+    for key in stack.tags:
+        if stack.cloud is Cloud.AWS and stack.image.built and not key.isascii():
+            allowed = "must be of ASCII letters where image.base_id is set: Image Builder takes no others"
+            yield Problem("tags", key, allowed)
+
+
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(
         _one_source,
@@ -146,5 +154,6 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
         _base,
         _builder,
         _packages,
+        _keys_of_tags,
     ),
 )

@@ -69,12 +69,17 @@ OWNER_RULE = (
 )
 Owner = Annotated[str, Matching(OWNER, f"must be 1 to {OWNER_RULE}")]
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html, which is the narrowest of AWS's services.
+# IAM knows no capitals in keys ("Duplicate tag keys found"), nor does OSS: these are not free in any.
+_TAKEN = "|".join(
+    "".join(f"[{letter.upper()}{letter}]" if letter.isalpha() else letter for letter in taken)
+    for taken in ("aws:", "acs:", "aliyun", "gpu-fleet:", "name$")
+)
 TagKey = Annotated[
     str,
     Matching(
-        r"(?![Aa][Ww][Ss]:|acs:|aliyun|gpu-fleet:|Name$)" + OWNER,
-        "must not be Name or begin with aws:, acs:, aliyun or gpu-fleet:, and otherwise be 1 to "
-        + OWNER_RULE,
+        rf"(?!{_TAKEN}){OWNER}",
+        "must not be Name or begin with aws:, acs:, aliyun or gpu-fleet:, in any capitals, and otherwise be "
+        f"1 to {OWNER_RULE}",
     ),
 ]
 PolicyArn = Annotated[

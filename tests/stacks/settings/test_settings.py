@@ -222,6 +222,9 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "take.null = 1: unknown key; known keys are max_per_person": {"take": {None: 1}},
     "tags.gpu-fleet:owner = 'gpu-fleet:owner': must not be Name or begin": {"tags.gpu-fleet:owner": "bob"},
     "tags.AWS:cost = 'AWS:cost': must not be Name or begin with aws:, acs:, aliyun": {"tags.AWS:cost": "x"},
+    "tags.name = 'name': must not be Name or begin": {"tags.name": "x"},
+    "tags.Gpu-Fleet:stack = 'Gpu-Fleet:stack': must not be Name or": {"tags.Gpu-Fleet:stack": "x"},
+    "tags = 'Größe': must be of ASCII letters where image.base_id is set": BUILD | {"tags.Größe": "x"},
     "tags = ['Team', 'team']: IAM holds": {"tags.Team": "a", "tags.team": "b"},
     "network.cidr = '10.0.0.0/16': overlaps network.peers[1] 10.0.128.0/17; must be apart from it": {
         "network.peers": ["192.168.0.0/16", "10.0.128.0/17"]
