@@ -34,7 +34,6 @@ from gpu_fleet_stacks.settings import (
     queue_rules,
 )
 from gpu_fleet_stacks.settings.draft import NotParsedError, problems_of
-from gpu_fleet_stacks.settings.pools import group_plans
 
 PRIVATE_RANGES = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 WIDEST_PUBLIC_PREFIX = 20
@@ -323,17 +322,6 @@ def _names_of_pools(stack: Stack) -> Iterator[str]:
             yield pool.name
 
 
-def _each_group_once(stack: Stack) -> Iterator[Problem]:
-    """Refuse a group that has the name of another pool's group; such names begin with the pool's name."""
-    owners: dict[str, str] = {}
-    for pool in stack.pools:
-        with suppress(NotParsedError):
-            for label in [plan.label for plan in group_plans(stack, pool)]:
-                other = owners.setdefault(label, pool.name)
-                if other != pool.name:
-                    yield Problem("pools", pool.name, f"pool {other} has a group of the name {label}, too")
-
-
 def _each_reservation_once(stack: Stack) -> Iterator[Problem]:
     """Refuse a reservation of two pools: each would count its instances in the month as its own."""
     owners: dict[str, str] = {}
@@ -368,8 +356,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_notify, _each_webhook_once),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_tag_once, _each_pool_once),
-    *(_each_group_once, _each_reservation_once),
-    neighbours.one_group_each,
+    *(neighbours.one_group_each, _each_reservation_once),
 )
 POOL_RULES = (_own_group, _length_of_role)
 _OF_STACK = (
