@@ -258,6 +258,8 @@ def _each_webhook_once(stack: Stack) -> Iterator[Problem]:
 
 def _number_of_thresholds(stack: Stack) -> Iterator[Problem]:
     many = len(stack.budget.thresholds)
+    if not many and not stack.emulated:
+        yield Problem("budget.thresholds", [], "needs at least one: the recipients get no alarm otherwise")
     if many > MOST_THRESHOLDS_AWS and stack.cloud is Cloud.AWS:
         allowed = f"AWS Budgets takes {MOST_THRESHOLDS_AWS} at most"
         yield Problem("budget.thresholds", f"{many} thresholds", allowed)

@@ -846,7 +846,7 @@ class BudgetSettings:
         cny_per_usd: the rate to compare prices in one currency with a budget in the other.
         scope: costs that are counted.
         recipients: e-mail addresses.
-        thresholds: in rising order for each kind.
+        thresholds: at least one; in rising order for each kind.
         assume: price to count where no list has one: instance type -> price of an hour on demand, or the
             name of a price in ``stacks/gpu_fleet_stacks/catalog/prices.toml``, such as ``disk`` -> price of
             its unit; in ``currency``.

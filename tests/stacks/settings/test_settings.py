@@ -244,6 +244,7 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "budget.recipients = '11 recipients': AWS Budgets takes 10 at most": {
         "budget.recipients": [f"a{number}@b.org" for number in range(11)]
     },
+    "budget.thresholds = []: needs at least one": {"budget.thresholds": []},
     "budget.thresholds = '11 thresholds': AWS Budgets takes 10 at most": {
         "budget.thresholds": [{"percent": 9 + step} for step in range(11)]
     },
