@@ -201,6 +201,8 @@ Days = Annotated[int, Field(gt=0, le=MOST_DAYS), NUMBER]
 PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), AMOUNT]
 # More than any hour or GiB costs; less than 0.0001 of any currency is a mistake.
 AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), AMOUNT]
+# The largest of gp3 (botocore, ``ec2``, CreateVolume's ``Size``) and of an ESSD: a rule has Auto Scaling's limit.
+DiskGib = Annotated[int, Field(gt=0, le=65_536), NUMBER]
 Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
 # The periods of CloudWatch Logs (API PutRetentionPolicy), up to the limit of Simple Log Service: 3000 days
 # (alicloud_log_store, ``retention_period``).
@@ -779,7 +781,7 @@ class Pool:
     on_demand_base: Count = 0
     on_demand_fallback: Switch = False
     spot_price_limit: PositiveDecimal | None = None
-    volume_gib: Positive = 200
+    volume_gib: DiskGib = 200
     scratch_gib: Count = 0
     scaling: Switch | None = None
     spare: Instances = 0
@@ -1033,7 +1035,7 @@ class ImageSettings:
     parameter: str | None = None
     mode: ImageMode = ImageMode.BOOTSTRAP
     bundled: Switch = False
-    size_gib: Positive = 100
+    size_gib: DiskGib = 100
     base_id: str | None = None
     payload: str | None = None
     canary: Switch = True

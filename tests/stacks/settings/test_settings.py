@@ -90,6 +90,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("pools[0].size.max", DEAR, "must be less than or equal to 100000"),
     ("pools[0].zones[0]", "us-east-1f", "must be one of network.zones: us-east-1a, us-east-1b"),
     ("pools[0].volume_gib", 50, "smaller than the image: at least image.size_gib 100"),
+    ("pools[0].volume_gib", 65_537, "must be less than or equal to 65536"),
     ("pools[0].on_demand_fallback", True, "only for market spot"),
     ("pools[1].max_lifetime_hours", 2, "must be greater than or equal to 24"),
     ("pools[0].mig_profile", "1g.5gb", "g5.xlarge has A10G with 24 GiB, which know no such instances"),
@@ -111,6 +112,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("image.id", "m-wz90000000000000000", "must be an image of AWS: ami- and 8 or 17 of the digits"),
     ("image.payload", "p.tar", "is what a build runs: needs image.base_id"),
     ("image.size_gib", "large", "must be a number"),
+    ("image.size_gib", 65_537, "must be less than or equal to 65536"),
 )
 
 
