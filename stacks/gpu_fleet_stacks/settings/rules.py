@@ -343,6 +343,13 @@ def _own_group(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.name", pool.name, allowed)
 
 
+def _folder_of_all(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """Refuse the name of a folder that all users write; stack ``local``, an emulator's, has such a pool."""
+    if naming.pool_prefix(pool.name) == naming.SHARED_PREFIX and not stack.emulated:
+        allowed = "is the folder of all pools in the data bucket, which every user writes; any other name"
+        yield Problem(f"{key}.name", pool.name, allowed)
+
+
 def _length_of_role(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     role = naming.prefixed(stack.name, pool.name, "instance")
     room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH
@@ -360,7 +367,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_tag_once, _each_pool_once),
     *(neighbours.one_group_each, _each_reservation_once),
 )
-POOL_RULES = (_own_group, _length_of_role)
+POOL_RULES = (_own_group, _folder_of_all, _length_of_role)
 _OF_STACK = (
     *(*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES),
     *(*people_rules.RULES, *existing_rules.RULES, *existing_file_rules.RULES, *queue_rules.RULES),

@@ -162,6 +162,7 @@ OF_POOLS: dict[str, dict[str, Any]] = {
         market="spot", on_demand_fallback=True
     )
     | of_pool(1, name="dev-on-demand"),
+    "pools[0].name = 'shared': is the folder of all pools in the data bucket": of_pool(name="shared"),
     "too long once prefixed: role gpu-fleet-test-": of_pool(name="a" * 60),
     "types = 'g5.xlarge': named 2 times; each type once": of_pool(types=["g5.xlarge", "g5.xlarge"]),
     f"types = {P4D}: one type only where efa is true": of_pool(efa=True, types=P4D),
