@@ -36,7 +36,8 @@ LONGEST_ALARM = max((alarm.label for alarm in LOAD_ALARMS), key=len)
 CURRENCY = "CNY"
 KNOWN_CURRENCIES = ("CNY", "USD")
 KMS_INSTANCE = "kst-"
-# pulumi_alicloud 4.0.0, cs.NodePool, ``tags`` of ECS; help.aliyun.com/en/oss/user-guide/0010-00000213 (any capitals).
+# pulumi_alicloud 4.0.0, cs.NodePool, ``tags`` of ECS; in any capitals by
+# help.aliyun.com/en/oss/user-guide/0010-00000213.
 NO_TAG = re.compile(r"(aliyun|acs:)|.*https?://", re.IGNORECASE)
 NO_TAG_RULE = "must not begin with aliyun or acs:, or contain http:// or https://: no tag there may"
 A10_FAMILY = "gn7i"

@@ -104,7 +104,7 @@ SiteName = Annotated[
     str,
     Matching(
         r"[A-Za-z0-9. _:/()#,@\[\]+=&;{}!$*-]{1,200}",
-        "must be up to 200 ASCII letters, digits, spaces and any of . _ - : / ( ) # , @ [ ] + = & ; { } ! $ *",
+        "must be up to 200 ASCII letters, digits, spaces and any of ._-:/()#,@[]+=&;{}!$*",
     ),
 ]
 # useradd's own default, without the capitals and dots that confuse some file systems and mail (useradd(8)).
@@ -201,7 +201,7 @@ Days = Annotated[int, Field(gt=0, le=MOST_DAYS), NUMBER]
 PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), AMOUNT]
 # More than any hour or GiB costs; less than 0.0001 of any currency is a mistake.
 AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), AMOUNT]
-# The largest of gp3 (botocore, ``ec2``, CreateVolume's ``Size``) and of an ESSD: a rule has Auto Scaling's limit.
+# The largest of gp3 (botocore, ``ec2``, CreateVolume's ``Size``) and of an ESSD.
 DiskGib = Annotated[int, Field(gt=0, le=65_536), NUMBER]
 Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
 # The periods of CloudWatch Logs (API PutRetentionPolicy), up to the limit of Simple Log Service: 3000 days
