@@ -15,7 +15,8 @@ from gpu_fleet_stacks.settings import Pool, Stack
 ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"
 QUEUE = "queue"  # Slurm's controller; the settings' rules refuse this name for a pool
 ANYWHERE = "0.0.0.0/0"
-EXISTING = "VPC"  # an existing VPC; no pool can have this name
+# An existing VPC, and the region's S3 addresses: no pool can have a name with capitals.
+EXISTING, S3 = "VPC", "S3"
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
@@ -34,7 +35,7 @@ class FirewallRule:
         egress: out of the group rather than into it.
         protocol: ``tcp``, ``udp`` or ``-1`` for all traffic.
         ports: first and last port; None for all traffic.
-        peer: label of another group, a CIDR, ``s3`` for the region's S3 addresses, or ``VPC`` for the network
+        peer: label of another group, a CIDR, ``S3`` for the region's S3 addresses, or ``VPC`` for the network
             of an existing VPC, which is known after its lookup.
     """
 
@@ -50,7 +51,8 @@ class FirewallRule:
         """Name of the rule, independent of the order of rules."""
         direction = "out" if self.egress else "in"
         ports = "all" if self.ports is None else f"{self.protocol}-{self.ports[0]}"
-        return f"{self.group}-{direction}-{ports}-{self.peer.replace('/', '-').replace('.', '-')}"
+        peer = "s3" if self.peer == S3 else self.peer.replace("/", "-").replace(".", "-")
+        return f"{self.group}-{direction}-{ports}-{peer}"
 
 
 def group_labels(stack: Stack) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ def _outward(stack: Stack, group: str, who: str) -> Iterator[FirewallRule]:
         yield FirewallRule(group, True, protocol, (DNS, DNS), cidr, "resolver of the network")
     yield FirewallRule(group, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
     if not stack.network.reaches_internet:
-        yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
+        yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), S3, "buckets")
     else:
         yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
         yield FirewallRule(group, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
@@ -205,7 +207,7 @@ class Firewall(pulumi.ComponentResource):
             from_port=None if rule.ports is None else rule.ports[0],
             to_port=None if rule.ports is None else rule.ports[1],
             referenced_security_group_id=self.group_ids.get(rule.peer),
-            prefix_list_id=self._args.s3_prefix_list_id if rule.peer == "s3" else None,
+            prefix_list_id=self._args.s3_prefix_list_id if rule.peer == S3 else None,
             cidr_ipv4=self._args.cidr if rule.peer == EXISTING else rule.peer if "/" in rule.peer else None,
             description=rule.why,
             tags=naming.tags(stack.name, stack.owner, Name=rule.label),

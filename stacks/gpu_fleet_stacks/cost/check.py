@@ -16,7 +16,7 @@ from gpu_fleet_stacks.cost import notice, view
 from gpu_fleet_stacks.cost.estimate import estimate
 from gpu_fleet_stacks.cost.lines import Cost, hold_to_budget
 from gpu_fleet_stacks.settings import Pool, Stack, stack_files
-from gpu_fleet_stacks.settings.neighbours import group_labels, shared_networks
+from gpu_fleet_stacks.settings.neighbours import shared_networks
 from gpu_fleet_stacks.settings.quantities import Level, instances
 from gpu_fleet_stacks.settings.stack_argument import stack_argument
 
@@ -123,9 +123,10 @@ def room(stack: Stack, pool: Pool) -> str:
         return "takes no new instances; what still runs there is not counted"
     *others, last = pool.types
     types = f"{', '.join(others)} or {last}" if others else last
-    most = f"up to {instances(stack, pool)[Level.MAX]} {types}"
+    of_all_groups = instances(stack, pool)[Level.MAX]
+    most = f"up to {of_all_groups} {types}"
     if pool.reservations:
         return f"{most}: {', '.join(f'{held.count} in {held.id}' for held in pool.reservations)}"
-    if len(group_labels(stack, pool)) == 1:
+    if of_all_groups == pool.size.max:
         return most
     return f"{most}: {pool.size.max} in each of {', '.join(stack.zones_of(pool))}"

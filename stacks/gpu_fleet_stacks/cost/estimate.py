@@ -21,6 +21,7 @@ from gpu_fleet_stacks.settings.quantities import (
     on_demand_instances,
     reserved_instances,
     shared_units,
+    uncounted,
 )
 
 # Every gp3 volume includes 125 MB/s; the launch templates ask for more
@@ -33,7 +34,7 @@ def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
     parts = _Parts(stack, prices.load(stack.cloud))
     lines = [line for pool in stack.pools for line in parts.of_pool(pool)]
     lines += parts.shared(volumes)
-    return Cost(stack.name, stack.region, stack.budget.currency, tuple(lines))
+    return Cost(stack.name, stack.region, stack.budget.currency, tuple(lines), tuple(uncounted(stack)))
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,14 @@ class Cost:
 
     Attributes:
         lines: the items; the whole is their sum.
+        uncounted: what the stack declares and no line counts, beside ``NOT_COUNTED``.
     """
 
     stack: str
     region: str
     currency: str
     lines: tuple[CostLine, ...]
+    uncounted: tuple[str, ...] = ()
 
     def month(self, level: Level, lines: Iterable[CostLine] | None = None) -> CostRange:
         """Return a month's sum of all lines, or of some."""

@@ -30,7 +30,7 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
         _prices(cost),
         Text(),
         Text(summary(cost, monthly), style="bold"),
-        Text(f"not counted: {NOT_COUNTED}", style="dim"),
+        Text(f"not counted: {', '.join((*cost.uncounted, NOT_COUNTED))}", style="dim"),
     )
 
 

@@ -3,6 +3,7 @@
 Pure. They are separate from ``rules``, so that the rules of both clouds read without exceptions.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
@@ -35,6 +36,10 @@ LONGEST_ALARM = max((alarm.label for alarm in LOAD_ALARMS), key=len)
 CURRENCY = "CNY"
 KNOWN_CURRENCIES = ("CNY", "USD")
 KMS_INSTANCE = "kst-"
+# pulumi_alicloud 4.0.0, cs.NodePool, ``tags`` of ECS; in any capitals by
+# help.aliyun.com/en/oss/user-guide/0010-00000213.
+NO_TAG = re.compile(r"(aliyun|acs:)|.*https?://", re.IGNORECASE)
+NO_TAG_RULE = "must not begin with aliyun or acs:, or contain http:// or https://: no tag there may"
 A10_FAMILY = "gn7i"
 
 
@@ -72,6 +77,22 @@ def _disk_of_alicloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _buckets_of_aws(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and stack.network.s3_buckets:
         yield Problem("network.s3_buckets", list(stack.network.s3_buckets), "is for AWS only; leave it out")
+
+
+def _tags(stack: Stack) -> Iterator[Problem]:
+    own = {f"tags.{key}": value for key, value in stack.tags.items()}
+    for key, value in {"stack": stack.name, "owner": stack.owner, **own}.items():
+        if stack.cloud is Cloud.ALICLOUD and NO_TAG.match(value):
+            yield Problem(key, value, NO_TAG_RULE)
+    for key in stack.tags:
+        if stack.cloud is Cloud.ALICLOUD and NO_TAG.match(key):
+            yield Problem("tags", key, NO_TAG_RULE)
+
+
+def _tags_of_pool(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    for name, value in (("name", pool.name), ("owner", pool.owner)):
+        if stack.cloud is Cloud.ALICLOUD and NO_TAG.match(value):
+            yield Problem(f"{key}.{name}", value, NO_TAG_RULE)
 
 
 def _emulator(stack: Stack) -> Iterator[Problem]:
@@ -229,6 +250,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     _rate_of_alicloud,
     _buckets_of_aws,
     _boundary_of_aws,
+    _tags,
     _emulator,
     _kms_instance,
     _replica_kms_instance,
@@ -238,5 +260,5 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
 )
 POOL_RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
     *(_limit_of_alicloud, _disk_of_alicloud, _length_of_names, _market, _limit_of_spot, _step_of_limit),
-    *(_on_demand_base, _number_of_types, _volume, _scratch_disk, _group_size, _gpu_memory),
+    *(_on_demand_base, _number_of_types, _volume, _scratch_disk, _group_size, _gpu_memory, _tags_of_pool),
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from gpu_fleet_stacks.catalog import Cloud
 from gpu_fleet_stacks.core.errors import Problem
-from gpu_fleet_stacks.settings import ImageMode, Nat, Stack
+from gpu_fleet_stacks.settings import ImageMode, Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateImageRecipe.html: parentImage
 AWS_BASE = (
@@ -127,10 +127,17 @@ def _builder(stack: Stack) -> Iterator[Problem]:
 
 
 def _packages(stack: Stack) -> Iterator[Problem]:
-    base = stack.image.base_id
-    if stack.cloud is Cloud.AWS and base is not None and stack.network.nat is Nat.NONE:
-        allowed = "a build fetches packages: needs network.nat one or per_zone"
-        yield Problem("image.base_id", base, allowed)
+    if stack.cloud is Cloud.AWS and stack.image.built and not stack.network.reaches_internet:
+        allowed = "must lead to the internet where image.base_id is set: a build fetches packages"
+        yield Problem(*stack.network.way_out, allowed)
+
+
+def _keys_of_tags(stack: Stack) -> Iterator[Problem]:
+    """Refuse keys that Image Builder does not take (botocore, ``imagebuilder``, shape ``TagKey``)."""
+    for key in stack.tags:
+        if stack.cloud is Cloud.AWS and stack.image.built and not key.isascii():
+            allowed = "must be of ASCII letters where image.base_id is set: Image Builder takes no others"
+            yield Problem("tags", key, allowed)
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
@@ -147,5 +154,6 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
         _base,
         _builder,
         _packages,
+        _keys_of_tags,
     ),
 )

@@ -7,35 +7,34 @@ stack alone. Only a stack of the same name in another region could share those, 
 it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from ipaddress import IPv4Network
 
 from gpu_fleet_stacks.core import naming
 from gpu_fleet_stacks.core.errors import Problem
-from gpu_fleet_stacks.settings import Grouping, Pool, Stack
+from gpu_fleet_stacks.settings import Pool, Stack
+from gpu_fleet_stacks.settings.draft import NotParsedError
+from gpu_fleet_stacks.settings.pools import group_plans
 
 # The second number of the networks that are proposed, 10.N.0.0/16.
 FIRST_NETWORK, LAST_NETWORK = 20, 255
 
 
 def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
-    """Return the labels of the pool's scaling groups: its name, with the zone or reservation of each."""
-    if pool.reservations:
-        return tuple(f"{pool.name}-{held.id}" for held in pool.reservations)
-    if pool.grouping is Grouping.SINGLE:
-        return (pool.name,)
-    return tuple(f"{pool.name}-{zone}" for zone in stack.zones_of(pool))
+    """Return the labels of the pool's scaling groups; all begin with its name."""
+    return tuple(plan.label for plan in group_plans(stack, pool))
 
 
 def one_group_each(stack: Stack) -> Iterator[Problem]:
     """Refuse two pools of a stack with a group of the same name."""
-    labels = Counter(label for pool in stack.pools for label in set(group_labels(stack, pool)))
-    names = {pool.name for pool in stack.pools}
-    for label, count in labels.items():
-        if count > 1 and label in names:
-            allowed = "is also the name of another pool's group in a zone; choose another name"
-            yield Problem("pools", label, allowed)
+    owners: dict[str, str] = {}
+    for pool in stack.pools:
+        with suppress(NotParsedError):
+            for label in group_labels(stack, pool):
+                other = owners.setdefault(label, pool.name)
+                if other != pool.name:
+                    yield Problem("pools", pool.name, f"pool {other} has a group of the name {label}, too")
 
 
 def clashes(stack: Stack, others: Iterable[Stack]) -> Iterator[Problem]:

@@ -135,6 +135,18 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
         yield "snapshot", CostKind.STORAGE, volumes.snapshot_gb
 
 
+def uncounted(stack: Stack) -> Iterator[str]:
+    """Yield what is paid by use in some stacks only, and what no price and no volume here counts."""
+    if stack.storage.home and stack.cloud is Cloud.AWS:
+        yield "reads and writes of homes (elastic throughput of EFS)"
+    if stack.network.interface_endpoints:
+        yield "traffic of interface endpoints"
+    if stack.logs.data_events:
+        yield "data events of CloudTrail"
+    if stack.image.scan:
+        yield "scans of Amazon Inspector"
+
+
 @dataclass(frozen=True)
 class MonthOfBuilds:
     """Quantities of a month of image builds on AWS, at one level.

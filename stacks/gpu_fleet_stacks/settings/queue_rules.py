@@ -35,9 +35,7 @@ def _packages(stack: Stack) -> Iterator[Problem]:
         allowed = (
             "must lead to the internet where queue is slurm: Slurm comes from the distribution's archive"
         )
-        key = "network.existing.internet" if stack.network.existing else "network.nat"
-        value = False if stack.network.existing else str(stack.network.nat)
-        yield Problem(key, value, allowed)
+        yield Problem(*stack.network.way_out, allowed)
 
 
 def _teams(stack: Stack) -> Iterator[Problem]:

@@ -35,7 +35,6 @@ from gpu_fleet_stacks.settings import (
     queue_rules,
 )
 from gpu_fleet_stacks.settings.draft import NotParsedError, problems_of
-from gpu_fleet_stacks.settings.pools import group_plans
 
 PRIVATE_RANGES = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 WIDEST_PUBLIC_PREFIX = 20
@@ -260,6 +259,8 @@ def _each_webhook_once(stack: Stack) -> Iterator[Problem]:
 
 def _number_of_thresholds(stack: Stack) -> Iterator[Problem]:
     many = len(stack.budget.thresholds)
+    if not many and not stack.emulated:
+        yield Problem("budget.thresholds", [], "needs at least one: the recipients get no alarm otherwise")
     if many > MOST_THRESHOLDS_AWS and stack.cloud is Cloud.AWS:
         allowed = f"AWS Budgets takes {MOST_THRESHOLDS_AWS} at most"
         yield Problem("budget.thresholds", f"{many} thresholds", allowed)
@@ -329,17 +330,6 @@ def _names_of_pools(stack: Stack) -> Iterator[str]:
             yield pool.name
 
 
-def _each_group_once(stack: Stack) -> Iterator[Problem]:
-    """Refuse a group that has the name of another pool's group; such names begin with the pool's name."""
-    owners: dict[str, str] = {}
-    for pool in stack.pools:
-        with suppress(NotParsedError):
-            for label in [plan.label for plan in group_plans(stack, pool)]:
-                other = owners.setdefault(label, pool.name)
-                if other != pool.name:
-                    yield Problem("pools", pool.name, f"pool {other} has a group of the name {label}, too")
-
-
 def _each_reservation_once(stack: Stack) -> Iterator[Problem]:
     """Refuse a reservation of two pools: each would count its instances in the month as its own."""
     owners: dict[str, str] = {}
@@ -359,6 +349,13 @@ def _own_group(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.name", pool.name, allowed)
 
 
+def _folder_of_all(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """Refuse the name of a folder that all users write; stack ``local``, an emulator's, has such a pool."""
+    if naming.pool_prefix(pool.name) == naming.SHARED_PREFIX and not stack.emulated:
+        allowed = "is the folder of all pools in the data bucket, which every user writes; any other name"
+        yield Problem(f"{key}.name", pool.name, allowed)
+
+
 def _length_of_role(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     role = naming.prefixed(stack.name, pool.name, "instance")
     room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH
@@ -374,10 +371,9 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_notify, _each_webhook_once),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_tag_once, _each_pool_once),
-    *(_each_group_once, _each_reservation_once),
-    neighbours.one_group_each,
+    *(neighbours.one_group_each, _each_reservation_once),
 )
-POOL_RULES = (_own_group, _length_of_role)
+POOL_RULES = (_own_group, _folder_of_all, _length_of_role)
 _OF_STACK = (
     *(*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES),
     *(*people_rules.RULES, *existing_rules.RULES, *existing_file_rules.RULES, *queue_rules.RULES),

@@ -69,12 +69,17 @@ OWNER_RULE = (
 )
 Owner = Annotated[str, Matching(OWNER, f"must be 1 to {OWNER_RULE}")]
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html, which is the narrowest of AWS's services.
+# IAM knows no capitals in keys ("Duplicate tag keys found"), nor does OSS: these are not free in any.
+_TAKEN = "|".join(
+    "".join(f"[{letter.upper()}{letter}]" if letter.isalpha() else letter for letter in taken)
+    for taken in ("aws:", "acs:", "aliyun", "gpu-fleet:", "name$")
+)
 TagKey = Annotated[
     str,
     Matching(
-        r"(?![Aa][Ww][Ss]:|acs:|aliyun|gpu-fleet:|Name$)" + OWNER,
-        "must not be Name or begin with aws:, acs:, aliyun or gpu-fleet:, and otherwise be 1 to "
-        + OWNER_RULE,
+        rf"(?!{_TAKEN}){OWNER}",
+        "must not be Name or begin with aws:, acs:, aliyun or gpu-fleet:, in any capitals, and otherwise be "
+        f"1 to {OWNER_RULE}",
     ),
 ]
 PolicyArn = Annotated[
@@ -92,6 +97,14 @@ UserName = Annotated[
     str,
     Matching(
         r"[\w.:/=+@-]{1,64}( [\w.:/=+@-]{1,64})*", "must be a login name, or the owner of a pool or the stack"
+    ),
+]
+# A rule's description says "SSH from SITE" (docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpRange.html).
+SiteName = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z0-9. _:/()#,@\[\]+=&;{}!$*-]{1,200}",
+        "must be up to 200 ASCII letters, digits, spaces and any of ._-:/()#,@[]+=&;{}!$*",
     ),
 ]
 # useradd's own default, without the capitals and dots that confuse some file systems and mail (useradd(8)).
@@ -188,6 +201,8 @@ Days = Annotated[int, Field(gt=0, le=MOST_DAYS), NUMBER]
 PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), AMOUNT]
 # More than any hour or GiB costs; less than 0.0001 of any currency is a mistake.
 AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), AMOUNT]
+# The largest of gp3 (botocore, ``ec2``, CreateVolume's ``Size``) and of an ESSD.
+DiskGib = Annotated[int, Field(gt=0, le=65_536), NUMBER]
 Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
 # The periods of CloudWatch Logs (API PutRetentionPolicy), up to the limit of Simple Log Service: 3000 days
 # (alicloud_log_store, ``retention_period``).
@@ -394,6 +409,13 @@ class NetworkSettings:
         return self.nat is not Nat.NONE if self.existing is None else self.existing.internet
 
     @property
+    def way_out(self) -> tuple[str, object]:
+        """Key that decides whether instances reach the internet, and its value."""
+        if self.existing is None:
+            return "network.nat", str(self.nat)
+        return "network.existing.internet", self.existing.internet
+
+    @property
     def slot_of(self) -> dict[str, int]:
         """Zone -> its slot, for the zones in use."""
         if self.slots is None:
@@ -488,7 +510,7 @@ class AccessSettings:
             accounts.
     """
 
-    ssh_from: dict[str, Network] = Field(default_factory=dict)
+    ssh_from: dict[SiteName, Network] = Field(default_factory=dict)
     people: Annotated[dict[AccountName, AccountSettings], Field(max_length=1000)] = Field(
         default_factory=dict
     )
@@ -759,7 +781,7 @@ class Pool:
     on_demand_base: Count = 0
     on_demand_fallback: Switch = False
     spot_price_limit: PositiveDecimal | None = None
-    volume_gib: Positive = 200
+    volume_gib: DiskGib = 200
     scratch_gib: Count = 0
     scaling: Switch | None = None
     spare: Instances = 0
@@ -834,7 +856,7 @@ class BudgetSettings:
         cny_per_usd: the rate to compare prices in one currency with a budget in the other.
         scope: costs that are counted.
         recipients: e-mail addresses.
-        thresholds: in rising order for each kind.
+        thresholds: at least one; in rising order for each kind.
         assume: price to count where no list has one: instance type -> price of an hour on demand, or the
             name of a price in ``stacks/gpu_fleet_stacks/catalog/prices.toml``, such as ``disk`` -> price of
             its unit; in ``currency``.
@@ -1013,7 +1035,7 @@ class ImageSettings:
     parameter: str | None = None
     mode: ImageMode = ImageMode.BOOTSTRAP
     bundled: Switch = False
-    size_gib: Positive = 100
+    size_gib: DiskGib = 100
     base_id: str | None = None
     payload: str | None = None
     canary: Switch = True

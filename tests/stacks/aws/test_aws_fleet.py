@@ -132,3 +132,13 @@ def test_a_stack_without_nat_has_endpoints_for_all_it_needs():
     named = {"ssm", "ssmmessages", "ec2messages", "logs", "ecr.api", "ecr.dkr", "monitoring", "ec2"}
     assert named | {"autoscaling", "sts", "kms", "elasticfilesystem", "s3"} <= services
     assert rehearsed.of_type("aws:ec2/natGateway:NatGateway") == ()
+
+
+def test_each_rule_of_a_stack_without_nat_has_one_peer_also_with_a_pool_named_s3():
+    network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"], "nat": "none", "interface_endpoints": True}
+    found = declared(stack(network=network, pools=[pool(), pool(name="s3")]))
+
+    ways = (f"aws:vpc/securityGroup{way}Rule:SecurityGroup{way}Rule" for way in ("Ingress", "Egress"))
+    rules = [rule.inputs for way in ways for rule in found.of_type(way)]
+    peers = [rule.keys() & {"cidrIpv4", "prefixListId", "referencedSecurityGroupId"} for rule in rules]
+    assert {len(each) for each in peers} == {1}

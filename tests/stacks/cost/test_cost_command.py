@@ -24,7 +24,7 @@ from tests.stacks import test_queue
 from tests.stacks.alicloud import test_queue_alicloud
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.alicloud_programs import register as alicloud_register
-from tests.stacks.examples import pool, stack
+from tests.stacks.examples import pool, stack, stack_file
 from tests.stacks.registrations import declared
 from tests.stacks.shipped import SHIPPED
 
@@ -297,3 +297,20 @@ def test_every_part_of_a_queue_is_priced_or_named_as_not_counted(cloud, request)
     said = console.export_text()
     assert "queue controller" in said
     assert unnamed(parts, said) == set()
+
+
+def test_what_a_stack_declares_and_no_line_counts_is_named():
+    full = stack(
+        storage={"home": True},
+        network=stack_file()["network"] | {"interface_endpoints": True},
+        logs={"bucket_access": True, "data_events": True},
+        image={"id": "ami-0123456789abcdef0", "base_id": "ami-0123456789abcdef1", "scan": True},
+    )
+    console = Console(width=400, file=io.StringIO(), record=True)
+
+    console.print(page.page(estimate(full), full.budget.monthly))
+
+    words = ("throughput of EFS", "interface endpoints", "CloudTrail", "Amazon Inspector", "requests")
+    said = console.export_text().split("not counted: ")[1]
+    assert [word for word in words if word not in said] == []
+    assert estimate(stack()).uncounted == ()

@@ -51,6 +51,10 @@ BAD_VALUES = (
     ("pools[0].volume_gib", 2000, "must be from 20 to 500; put data on scratch_gib"),
     ("pools[0].scratch_gib", 10, "must be from 20 to 65536; 0 for none"),
     ("pools[0].size.max", 2001, "a scaling group holds 2000 instances at most"),
+    ("owner", "aliyun-team", "must not begin with aliyun or acs:, or contain http:// or https://"),
+    ("tags.wiki", "see https://wiki.example.com", "must not begin with aliyun or acs:, or contain"),
+    ("pools[0].owner", "acs:team", "must not begin with aliyun or acs:"),
+    ("pools[0].name", "aliyun", "must not begin with aliyun"),
     ("account_id", "123456789012", "must be the 16 digits of an account of alicloud"),
 )
 A10, A100 = (
@@ -84,6 +88,7 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "characters, 64 allowed": {"pools[0].name": "a" * 40},
     ENDS: {"pools[0].name": "a" * 29},
     OLDER: {"pools[0].types": ["ecs.gn6v-c8g1.2xlarge"], "image.bundled": True},
+    "tags = 'a-http://b': must not begin with aliyun or acs:, or contain": {"tags.a-http://b": "x"},
     "storage.redundancy = null: required where protected is true: ZRS or LRS": {"protected": True},
 }
 

@@ -175,7 +175,17 @@ def test_a_pool_named_like_another_pools_group_in_a_zone_is_refused():
 
     said = examples.refusal(examples.stack_file(pools=[spread, single]))
 
-    assert "pools = 'dev-us-east-1a': is also the name of another pool's group" in said
+    assert "pools = 'dev-us-east-1a': pool dev has a group of the name dev-us-east-1a, too" in said
+    assert "has 1 problem:" in said
+
+
+def test_the_groups_of_an_on_demand_fallback_are_named_like_another_stacks_pool():
+    fallback = examples.pool(name="dev", market="spot", on_demand_fallback=True)
+    prod = examples.stack("prod", pools=[fallback])
+    beside = examples.stack("prod-dev", pools=[examples.pool(name="on-demand")])
+
+    assert [problem.value for problem in clashes(beside, [prod])] == ["on-demand"]
+    assert [problem.value for problem in clashes(prod, [beside])] == ["dev"]
 
 
 def test_the_files_beside_a_stack_are_read(tmp_path, monkeypatch):

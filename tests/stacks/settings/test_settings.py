@@ -12,6 +12,7 @@ from gpu_fleet_stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATC
 from gpu_fleet_stacks.core.errors import SettingsError, shown
 from gpu_fleet_stacks.settings import Stack
 from gpu_fleet_stacks.settings.reader import from_mapping
+from tests.stacks.edits import EXISTING
 from tests.stacks.examples import changed, networks, pool, refusal, stack, stack_file, stack_files
 
 
@@ -89,6 +90,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("pools[0].size.max", DEAR, "must be less than or equal to 100000"),
     ("pools[0].zones[0]", "us-east-1f", "must be one of network.zones: us-east-1a, us-east-1b"),
     ("pools[0].volume_gib", 50, "smaller than the image: at least image.size_gib 100"),
+    ("pools[0].volume_gib", 65_537, "must be less than or equal to 65536"),
     ("pools[0].on_demand_fallback", True, "only for market spot"),
     ("pools[1].max_lifetime_hours", 2, "must be greater than or equal to 24"),
     ("pools[0].mig_profile", "1g.5gb", "g5.xlarge has A10G with 24 GiB, which know no such instances"),
@@ -110,6 +112,7 @@ REFUSED: tuple[tuple[str, object, str], ...] = (
     ("image.id", "m-wz90000000000000000", "must be an image of AWS: ami- and 8 or 17 of the digits"),
     ("image.payload", "p.tar", "is what a build runs: needs image.base_id"),
     ("image.size_gib", "large", "must be a number"),
+    ("image.size_gib", 65_537, "must be less than or equal to 65536"),
 )
 
 
@@ -159,6 +162,7 @@ OF_POOLS: dict[str, dict[str, Any]] = {
         market="spot", on_demand_fallback=True
     )
     | of_pool(1, name="dev-on-demand"),
+    "pools[0].name = 'shared': is the folder of all pools in the data bucket": of_pool(name="shared"),
     "too long once prefixed: role gpu-fleet-test-": of_pool(name="a" * 60),
     "types = 'g5.xlarge': named 2 times; each type once": of_pool(types=["g5.xlarge", "g5.xlarge"]),
     f"types = {P4D}: one type only where efa is true": of_pool(efa=True, types=P4D),
@@ -221,6 +225,9 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "take.null = 1: unknown key; known keys are max_per_person": {"take": {None: 1}},
     "tags.gpu-fleet:owner = 'gpu-fleet:owner': must not be Name or begin": {"tags.gpu-fleet:owner": "bob"},
     "tags.AWS:cost = 'AWS:cost': must not be Name or begin with aws:, acs:, aliyun": {"tags.AWS:cost": "x"},
+    "tags.name = 'name': must not be Name or begin": {"tags.name": "x"},
+    "tags.Gpu-Fleet:stack = 'Gpu-Fleet:stack': must not be Name or": {"tags.Gpu-Fleet:stack": "x"},
+    "tags = 'Größe': must be of ASCII letters where image.base_id is set": BUILD | {"tags.Größe": "x"},
     "tags = ['Team', 'team']: IAM holds": {"tags.Team": "a", "tags.team": "b"},
     "network.cidr = '10.0.0.0/16': overlaps network.peers[1] 10.0.128.0/17; must be apart from it": {
         "network.peers": ["192.168.0.0/16", "10.0.128.0/17"]
@@ -232,6 +239,9 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     },
     "network.slots = 2: given to 2 zones; each slot to one zone": slots(2, 2),
     "network.slots.us-east-1a = 8: must be less than or equal to 7": slots(8, 1),
+    """access.ssh_from.Büro <1> = 'Büro <1>': must be up to 200 ASCII letters""": {
+        "access.ssh_from": {"Büro <1>": "10.9.0.0/16"}
+    },
     "access.ssh_from = '10.9.0.0/16': named 2 times; each network once": {
         "access.ssh_from": {"office": "10.9.0.0/16", "home": "10.9.0.0/16"}
     },
@@ -240,6 +250,7 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "budget.recipients = '11 recipients': AWS Budgets takes 10 at most": {
         "budget.recipients": [f"a{number}@b.org" for number in range(11)]
     },
+    "budget.thresholds = []: needs at least one": {"budget.thresholds": []},
     "budget.thresholds = '11 thresholds': AWS Budgets takes 10 at most": {
         "budget.thresholds": [{"percent": 9 + step} for step in range(11)]
     },
@@ -270,8 +281,10 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     "needs exactly one of id and parameter": {"image.parameter": "/x"},
     "image.base_id = 'ubuntu': must be ami-..., an image of Image Builder, or ssm: with a parameter": BUILD
     | {"image.base_id": "ubuntu"},
-    "a build fetches packages: needs network.nat one or per_zone": BUILD
+    "network.nat = 'none': must lead to the internet where image.base_id is set: a build fetches": BUILD
     | {"network.nat": "none", "network.interface_endpoints": True},
+    "network.existing.internet = false: must lead to the internet where image.base_id": BUILD
+    | {"network.cidr": None, "network.existing": EXISTING | {"internet": False}},
     "no emulator of Image Builder is known; leave it out": BUILD | {"endpoint_url": "http://127.0.0.1:5000"},
 }
 
