@@ -143,6 +143,7 @@ class MoverState(Record):
         trouble: group -> its last failure.
         raised_for_load: pool -> when its load last brought it an instance.
         held: pool -> why it gets neither spares nor instances for its load.
+        gifts: instance -> what its pool started it for, until its tag shows it.
     """
 
     requests: Mapping[str, Request] = field(default_factory=dict)
@@ -150,6 +151,7 @@ class MoverState(Record):
     trouble: Mapping[str, Trouble] = field(default_factory=dict)
     raised_for_load: Mapping[str, datetime] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
+    gifts: Mapping[str, str] = field(default_factory=dict, metadata=MAY_LACK)
     schema_version: int = field(default=SCHEMA, metadata=MAY_LACK)
 
     def to_json(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def _wanted(view: PoolView, before: MoverState) -> PassState:
     pool_wants.follow_queue(state)
     requests.expire(state)
     requests.release(state)
+    arrivals.tag_again(state)
     return state
 
 
