@@ -1,5 +1,6 @@
 """Money and size of a pool: whether it may take more instances. Pure."""
 
+from bisect import bisect_left
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -25,6 +26,11 @@ def refusal(state: PassState, pool: str, number: int, hours: float | None, paid:
     if number and total + number > capacity.max_size:
         return f"{pool} has {total} of size.max {capacity.max_size}, and {number} more are wanted"
     return too_dear(state, pool, number if paid is None else paid, hours)
+
+
+def allowed(state: PassState, pool: str, number: int) -> int:
+    """Return how many of these instances a pool may start for itself."""
+    return bisect_left(range(number), 1, key=lambda fewer: bool(refusal(state, pool, fewer + 1, None)))
 
 
 def too_dear(state: PassState, pool: str, number: int, hours: float | None) -> str:

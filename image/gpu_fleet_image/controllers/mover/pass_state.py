@@ -99,6 +99,14 @@ class PassState:
         for _ in range(number):
             self.coming.append(Coming(self.name(pool), pool, purpose, self.now))
 
+    def queued(self, pool: str) -> list[Coming]:
+        """Return what the queue wants and no group was asked for yet."""
+        return [
+            coming
+            for coming in self.coming
+            if coming.pool == pool and coming.purpose == QUEUED and not coming.group
+        ]
+
     def name(self, pool: str) -> str:
         """Return a new id for an instance on its way."""
         # two passes may run in one second: the scheduled one, and that of a failed launch
