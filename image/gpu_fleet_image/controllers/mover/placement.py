@@ -111,8 +111,7 @@ def _limits(state: PassState, coming: Coming) -> str:
         return "frozen"
     # money that a request was promised is its own; a pool's wants need new money
     if coming.purpose in state.requests:
-        left = state.view.money.left
-        return "" if left is not None and left > 0 else "spent"
+        return growth_budget.spent(state)
     # a job gets all its instances or none, whatever other pools started in this pass
     number = len(state.queued(coming.pool)) if coming.purpose == QUEUED else 1
     return growth_budget.too_dear(state, coming.pool, max(1, number), None)

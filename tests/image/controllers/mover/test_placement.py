@@ -107,6 +107,25 @@ def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster
     assert cloud.waiting() == ()
 
 
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        (3, "every group of train is full or closed"),
+        (0, "nothing of the month's budget is left"),
+        (None, "nobody knows what is spent"),
+    ],
+)
+def test_a_request_that_was_tried_nowhere_says_why_and_its_own_promise_is_no_reason(left, says):
+    cloud, asked = Cloud(), request()
+    cloud.groups = {label: replace(group, closed=True) for label, group in cloud.groups.items()}
+    cloud.move(asked)
+    cloud.left = None if left is None else Decimal(left)
+
+    cloud.minutes(16)
+
+    assert (fate(cloud, asked), reason(cloud, asked)) == (Fate.FAILED, f"no capacity anywhere: {says}")
+
+
 def test_a_release_that_could_not_be_written_is_tried_again():
     cloud, asked = half_came()
     while asked.key not in cloud.state.requests or fate(cloud, asked) is Fate.OPEN:
