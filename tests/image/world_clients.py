@@ -4,7 +4,7 @@
 import io
 from bisect import bisect_left
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any
 
@@ -238,7 +238,10 @@ class _S3(_Client):
     def get_object(self, Bucket, Key, VersionId=None):
         if (stored := self._stored(Key, VersionId)) is None:
             raise refusal("NoSuchKey")
-        return {"Body": io.BytesIO(stored[0]), "ETag": stored[1]}
+        return {"Body": io.BytesIO(stored[0]), "ETag": stored[1], "LastModified": self._written(Key)}
+
+    def _written(self, key: str) -> datetime:
+        return self._world.modified.get(key, self._world.now).replace(microsecond=0)
 
     def _stored(self, key: str, version: str | None) -> tuple[bytes, str] | None:
         return self._world.objects.get(key)
@@ -260,10 +263,7 @@ class _S3(_Client):
         world = self._world
         keys = sorted(key for key in world.objects if key.startswith(Prefix) and key > StartAfter)
         start, size = int(ContinuationToken), min(MaxKeys, world.page)
-        found = [
-            {"Key": key, "LastModified": world.modified.get(key, world.now).replace(microsecond=0)}
-            for key in keys[start : start + size]
-        ]
+        found = [{"Key": key, "LastModified": self._written(key)} for key in keys[start : start + size]]
         cut = start + size < len(keys)
         more = {"NextContinuationToken": str(start + size)} if cut else {}
         return {"Contents": found, "KeyCount": len(found), "IsTruncated": cut} | more

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpu_fleet_image.core import keys
-from gpu_fleet_image.core.document import KEY, MAY_LACK, AsList, Record, named
+from gpu_fleet_image.core.document import KEY, LEFT_OUT, MAY_LACK, AsList, Record, named
 
 PREFIX = "capacity"
 REQUESTS = f"{PREFIX}/requests"
@@ -143,6 +143,8 @@ class MoverState(Record):
         trouble: group -> its last failure.
         raised_for_load: pool -> when its load last brought it an instance.
         held: pool -> why it gets neither spares nor instances for its load.
+        gifts: instance -> what its pool started it for, until its tag shows it.
+        unheard: since when no report of the queue's controller could be read; None if one could.
     """
 
     requests: Mapping[str, Request] = field(default_factory=dict)
@@ -150,6 +152,8 @@ class MoverState(Record):
     trouble: Mapping[str, Trouble] = field(default_factory=dict)
     raised_for_load: Mapping[str, datetime] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
+    gifts: Mapping[str, str] = field(default_factory=dict, metadata=MAY_LACK)
+    unheard: datetime | None = field(default=None, metadata=LEFT_OUT)
     schema_version: int = field(default=SCHEMA, metadata=MAY_LACK)
 
     def to_json(self) -> dict[str, Any]:

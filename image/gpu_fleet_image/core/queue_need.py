@@ -65,12 +65,16 @@ def to_json(
     return {"schema_version": SCHEMA, "at": format_time(now), "pools": pools, **said}
 
 
-def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
-    """Parse what ``to_json`` wrote; empty if it is old. Raises CloudError if it is damaged."""
+def needs_of(raw: Mapping[str, Any], age: timedelta) -> dict[str, PoolNeed]:
+    """Parse what ``to_json`` wrote; empty if it is old, by the bucket's clock.
+
+    Raises CloudError if it is damaged.
+    """
     try:
         if wrong := [name for name in ("unread", "refused") if type(raw.get(name, 0)) is not int]:
             raise ValueError(f"{wrong[0]} is no whole number")
-        if abs(now - parse_time(raw["at"])) > FRESH:
+        parse_time(raw["at"])  # for trouble_of
+        if age > FRESH:
             return {}
         return {
             str(pool): PoolNeed(int(need["standing"]), tuple(max(0, int(job)) for job in need["jobs"]))
@@ -80,14 +84,19 @@ def needs_of(raw: Mapping[str, Any], now: datetime) -> dict[str, PoolNeed]:
         raise CloudError(f"{QUEUE}: {error!r}", "Malformed") from error
 
 
-def trouble_of(raw: Mapping[str, Any], now: datetime) -> str:
+def trouble_of(raw: Mapping[str, Any], now: datetime, age: timedelta) -> str:
     """Return a problem of the queue's controller for the operator; empty for none.
 
     ``needs_of`` has read it.
     """
-    at = parse_time(raw["at"])
-    if now - at > SILENT_AFTER:
-        return f"the queue's controller has not reported since {format_time(at)}: no job gets an instance"
+    written = now - age
+    if age > SILENT_AFTER:
+        since = format_time(written)
+        return f"the queue's controller has not reported since {since}: no job gets an instance"
+    ahead = parse_time(raw["at"]) - written
+    if abs(ahead) > FRESH:
+        minutes, way = abs(ahead) // timedelta(minutes=1), "ahead" if ahead > timedelta() else "behind"
+        return f"the clock of the queue's controller is {counted(minutes, 'minute')} {way}"
     if number := raw.get("unread"):
         why = raw.get("unread_why")
         unread = f"{counted(number, 'job')}, and requests no instances for {'it' if number == 1 else 'them'}"

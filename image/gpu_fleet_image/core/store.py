@@ -3,7 +3,7 @@
 import email.utils
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,10 +18,15 @@ ABSENT = frozenset({"NoSuchKey", "404"})
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was read, with its version."""
+    """An object as it was read, with its version.
+
+    Attributes:
+        age: time since it was last written, by the bucket's clock.
+    """
 
     content: dict[str, Any]
     version: str
+    age: timedelta = timedelta()
 
 
 @dataclass(frozen=True)
@@ -133,9 +138,9 @@ class Store:
             )
         return Page(listed, answer.get("NextContinuationToken", ""))
 
-    def _answered_at(self, page: dict[str, Any]) -> datetime:
+    def _answered_at(self, answer: dict[str, Any]) -> datetime:
         """Return the time of the bucket's answer, by its own clock."""
-        date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         return email.utils.parsedate_to_datetime(date) if date else self._calls.now()
 
     def put_page(self, key: str, text: str) -> str:
@@ -174,7 +179,8 @@ class Store:
             if error.code in ABSENT:
                 return None
             raise
-        return stored_object(answer, self._prefix + key, at_most)
+        content = stored_object(answer, self._prefix + key, at_most)
+        return replace(content, age=self._answered_at(answer) - answer["LastModified"])
 
     def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
         """Return PutObject's answer, or None if the condition does not hold."""

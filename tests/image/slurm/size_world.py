@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpu_fleet_image.core.queue_need import PoolNeed, needs_of
+from gpu_fleet_image.core.times import parse_time
 from gpu_fleet_image.slurm import configuration, controller
 from gpu_fleet_image.slurm.configuration import Cluster
 from tests.image.slurm.fake_slurm import NEXT_PART, FakeSlurm, Instances, Job, Part, Program, placed_on
@@ -124,7 +125,8 @@ class Play:
 
     def wanted(self, now: datetime) -> int:
         """Return the number of instances that the controller asks for."""
-        return needs_of(self.said, now).get(POOL, PoolNeed(0, ())).wanted(MOST)
+        age = now - parse_time(self.said["at"])
+        return needs_of(self.said, age).get(POOL, PoolNeed(0, ())).wanted(MOST)
 
 
 @dataclass

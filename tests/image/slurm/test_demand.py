@@ -158,13 +158,26 @@ def test_whatever_keeps_the_queue_from_its_work_is_an_alarm():
     unread = to_json({}, NOW, ["squeue --json: job 7: field 'tasks' is missing"])
     refused = to_json({}, NOW, refused=["sacctmgr add user ada: no such account", "another"])
 
-    assert trouble_of(to_json({}, NOW), NOW + SILENT_AFTER) == ""
-    assert "has not reported since 2026-11-23T10:00" in trouble_of(to_json({}, NOW), NOW + 2 * SILENT_AFTER)
-    assert trouble_of(unread, NOW).endswith(
+    silent = trouble_of(to_json({}, NOW), NOW + 2 * SILENT_AFTER, 2 * SILENT_AFTER)
+
+    assert trouble_of(to_json({}, NOW), NOW + SILENT_AFTER, SILENT_AFTER) == ""
+    assert "has not reported since 2026-11-23T10:00" in silent
+    assert trouble_of(unread, NOW, FRESH).endswith(
         "1 job, and requests no instances for it: squeue --json: job 7: field 'tasks' is missing"
     )
     why = "Slurm refused 2 changes of users or teams: sacctmgr add user ada: no such account"
-    assert trouble_of(refused, NOW) == why
+    assert trouble_of(refused, NOW, FRESH) == why
+
+
+@pytest.mark.parametrize(
+    ("minutes", "says"), [(0, ""), (5, ""), (6, "6 minutes ahead"), (-5, ""), (-6, "6 minutes behind")]
+)
+def test_a_clock_of_the_controller_that_is_off_is_an_alarm_and_its_report_is_read(minutes, says):
+    said, age = {"train": PoolNeed(1, (2, 3))}, FRESH
+    written = to_json(said, NOW - age + timedelta(minutes=minutes))
+
+    assert needs_of(written, age) == said
+    assert trouble_of(written, NOW, age) == (f"the clock of the queue's controller is {says}" if says else "")
 
 
 def test_a_job_gets_all_its_instances_or_none():
@@ -175,8 +188,8 @@ def test_a_job_gets_all_its_instances_or_none():
 def test_the_mover_reads_what_the_controller_wrote_until_it_is_old():
     said = {"train": PoolNeed(1, (2, 3))}
 
-    assert needs_of(to_json(said, NOW), NOW + FRESH) == said
-    assert needs_of(to_json(said, NOW), NOW + FRESH + timedelta(seconds=1)) == {}
+    assert needs_of(to_json(said, NOW), FRESH) == said
+    assert needs_of(to_json(said, NOW), FRESH + timedelta(seconds=1)) == {}
 
 
 @pytest.mark.parametrize(
@@ -185,13 +198,13 @@ def test_the_mover_reads_what_the_controller_wrote_until_it_is_old():
 )
 def test_a_damaged_word_is_refused(pools):
     with pytest.raises(CloudError, match=r"capacity/queue\.json"):
-        needs_of({"at": "2026-11-23T10:00:00Z", "pools": pools}, NOW)
+        needs_of({"at": "2026-11-23T10:00:00Z", "pools": pools}, FRESH)
 
 
 @pytest.mark.parametrize("name", ["unread", "refused"])
 def test_a_damaged_number_of_troubles_is_refused(name):
     with pytest.raises(CloudError, match=f"{name} is no whole number"):
-        needs_of(to_json({}, NOW) | {name: "5"}, NOW)
+        needs_of(to_json({}, NOW) | {name: "5"}, FRESH)
 
 
 REQUESTS = st.builds(

@@ -61,26 +61,38 @@ def _new_in(state: PassState, coming: Coming) -> Iterator[Instance]:
 
 def give(state: PassState, instance: Instance, purpose: str, pool: str, why: str, *, group: str = "") -> None:
     """Give an instance to a request, or to a purpose of its pool."""
+    was_spare = state.purpose_of(instance) == SPARE
     state.given[instance.id] = purpose
     if purpose in state.requests:
         request = state.requests[purpose]
         came = (*request.instances, instance.id)
         fate = Fate.FILLED if len(came) >= request.count else request.fate
         state.requests[purpose] = replace(request, instances=came, fate=fate)
-        _note_gift(state, instance, request, why, group)
+        _note_gift(state, instance, request, why, group, held=was_spare)
         return
     tags = {TAG_TAKEN: purpose} | (state.spare_hold() if purpose == SPARE else {})
     said = f"{instance.id} {why} for {who('', purpose)}"
     state.note(Action.GIVE, pool, said, group=group, instance=instance.id, tags=tags)
 
 
-def _note_gift(state: PassState, instance: Instance, request: Request, why: str, group: str = "") -> None:
+def tag_again(state: PassState) -> None:
+    """Decide again on the tags of what pools started for themselves, where an earlier pass wrote none."""
+    for instance in state.view.instances:
+        purpose = state.unseen.get(instance.id)
+        if purpose is not None and state.given[instance.id] == purpose:
+            give(state, instance, purpose, instance.pool, "is")
+
+
+def _note_gift(
+    state: PassState, instance: Instance, request: Request, why: str, group: str = "", *, held: bool = False
+) -> None:
     owner = request.owner
     # a spare was idle all the time: for its user the idle time begins now
     tags = {TAG_TAKEN: request.key, TAG_OWNER: owner, TAG_TAKEN_AT: format_time(state.now)}
     tags |= _hold(state, request)
-    held = request.hours is None and TAG_KEEP_UNTIL in instance.tags
-    untag = (TAG_KEEP_UNTIL, TAG_KEEP_REASON) if held else ()
+    # a spare of this very pass shows no hold yet
+    held = held or TAG_KEEP_UNTIL in instance.tags
+    untag = (TAG_KEEP_UNTIL, TAG_KEEP_REASON) if held and request.hours is None else ()
     said = f"{instance.id} {why} for {owner}"
     pool = request.pool
     state.note(

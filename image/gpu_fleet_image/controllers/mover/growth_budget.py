@@ -1,5 +1,6 @@
 """Money and size of a pool: whether it may take more instances. Pure."""
 
+from bisect import bisect_left
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -13,7 +14,7 @@ def refusal(state: PassState, pool: str, number: int, hours: float | None, paid:
     """Return why a pool may not grow, whatever capacity the cloud has; empty where it may.
 
     Args:
-        number: instances that would start.
+        number: instances that would start; none asks why those whose money is promised do not.
         paid: instances that cost from then on, with spares that only change hands; ``number`` without it.
     """
     capacity, money = state.capacity(pool), state.view.money
@@ -24,7 +25,21 @@ def refusal(state: PassState, pool: str, number: int, hours: float | None, paid:
     total = state.total(pool)
     if number and total + number > capacity.max_size:
         return f"{pool} has {total} of size.max {capacity.max_size}, and {number} more are wanted"
-    return too_dear(state, pool, number if paid is None else paid, hours)
+    number = number if paid is None else paid
+    return too_dear(state, pool, number, hours) if number else spent(state)
+
+
+def spent(state: PassState) -> str:
+    """Return why nothing starts, though its money is promised; empty where the budget has some left."""
+    left = state.view.money.left
+    if left is None:
+        return state.view.money.why
+    return "" if left > 0 else "nothing of the month's budget is left"
+
+
+def allowed(state: PassState, pool: str, number: int) -> int:
+    """Return how many of these instances a pool may start for itself."""
+    return bisect_left(range(number), 1, key=lambda fewer: bool(refusal(state, pool, fewer + 1, None)))
 
 
 def too_dear(state: PassState, pool: str, number: int, hours: float | None) -> str:

@@ -41,7 +41,7 @@ from gpu_fleet_image.core.cloud import SweepCloud
 from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.policy import Policy, PoolPolicy
-from gpu_fleet_image.core.queue_need import LONGEST, QUEUE, PoolNeed, needs_of, trouble_of
+from gpu_fleet_image.core.queue_need import LONGEST, QUEUE, SILENT_AFTER, PoolNeed, needs_of, trouble_of
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
@@ -124,6 +124,7 @@ class _Mover:
         before = MoverState.from_json(stored.content, STATE) if stored else MoverState()
         requests = self._requests(now, before.requests)
         fleet = self._cloud.instances.fleet()
+        queue, unheard = self._queue(now, before.unheard)
         view = PoolView(
             now,
             self._policy,
@@ -132,12 +133,13 @@ class _Mover:
             MoneyLeft(None, {}, why=_NO_METER),
             requests,
             self._firing(),
-            self._queue(now),
+            queue,
         )
         if wants_money(view, before) or self._policy.has_queue:
             view = replace(view, money=self._money(fleet, now))
             self._say_growth(view, before)
         after, decisions = decide(view, before)
+        after = replace(after, unheard=unheard)
         if after == before and not decisions:
             return MoveResult((), tuple(self._failures))
         version = self._store.move_on(STATE, after.to_json(), stored.version if stored else None)
@@ -229,21 +231,27 @@ class _Mover:
             return frozenset()
         return frozenset(alarms[name] for name in firing if name in alarms)
 
-    def _queue(self, now: datetime) -> dict[str, PoolNeed] | None:
-        """Read the queue's newest need; none where its controller is silent or the object is damaged."""
+    def _queue(
+        self, now: datetime, unheard: datetime | None
+    ) -> tuple[dict[str, PoolNeed] | None, datetime | None]:
+        """Read the queue's newest need, none where its controller is silent; and since when none was read."""
         if not self._policy.has_queue:
-            return None
+            return None, None
+        why = "the queue's controller has not reported"
         try:
-            said = self._store.newest(QUEUE, LONGEST)
-            if said is None:
-                return {}
-            needs = needs_of(said.content, now)
-            if trouble := trouble_of(said.content, now):
-                self._failures.append(Failure("*", _HEAR, trouble))
-            return needs
+            if (said := self._store.newest(QUEUE, LONGEST)) is not None:
+                needs = needs_of(said.content, said.age)
+                if trouble := trouble_of(said.content, now, said.age):
+                    self._failures.append(Failure("*", _HEAR, trouble))
+                return needs, None
         except CloudError as error:
+            why = f"nobody can read what the queue wants ({error})"
             self._failures.append(Failure("*", "read what the queue wants", str(error)))
-            return {}
+        since = unheard or now
+        if now - since > SILENT_AFTER:
+            text = f"{why} since {format_time(since)}: no job gets an instance"
+            self._failures.append(Failure("*", _HEAR, text))
+        return {}, since
 
     def _money(self, fleet: Inventory, now: datetime) -> MoneyLeft:
         """Read the budget that is left; nothing may be spent where it cannot be read."""

@@ -50,7 +50,9 @@ class PassState:
                 self.trouble[site.group.name] = site.failed
         self.loads = dict(before.raised_for_load)
         self.held = dict(before.held)
-        self.given = dict[str, str]()  # instance -> what it was given for in this pass
+        # instance -> what it was given for, in this pass, or by one whose tag nobody sees yet
+        self.given = {name: given for name, given in before.gifts.items() if name in self._untagged()}
+        self.unseen = dict(self.given)
         self.rises = Counter[str]()  # group -> instances that this pass starts there
         self.falls = Counter[str]()
         self._numbers = count(1)
@@ -81,7 +83,12 @@ class PassState:
                 and self.now - request.at > STALE
             ):
                 del kept[key]
-        return MoverState(kept, tuple(self.coming), self.trouble, self.loads, self.held)
+        untagged = self._untagged()
+        gifts = {name: given for name, given in self.given.items() if given in OWN and name in untagged}
+        return MoverState(kept, tuple(self.coming), self.trouble, self.loads, self.held, gifts)
+
+    def _untagged(self) -> set[str]:
+        return {instance.id for instance in self.view.instances if TAG_TAKEN not in instance.tags}
 
     def purpose_of(self, instance: Instance) -> str:
         """Return what an instance is for: a request's key, or a purpose of the pool; empty if unused."""
@@ -91,6 +98,14 @@ class PassState:
         """Add instances that no group was asked for yet."""
         for _ in range(number):
             self.coming.append(Coming(self.name(pool), pool, purpose, self.now))
+
+    def queued(self, pool: str) -> list[Coming]:
+        """Return what the queue wants and no group was asked for yet."""
+        return [
+            coming
+            for coming in self.coming
+            if coming.pool == pool and coming.purpose == QUEUED and not coming.group
+        ]
 
     def name(self, pool: str) -> str:
         """Return a new id for an instance on its way."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from gpu_fleet_image.controllers.mover import arrivals, growth_budget, pool_wants, requests, withdrawals
 from gpu_fleet_image.controllers.mover.pass_state import LIVING, OWN, PassState, who
 from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision, PoolView, Site
-from gpu_fleet_image.core.capacity import SHARED, Coming, MoverState
+from gpu_fleet_image.core.capacity import QUEUED, SHARED, Coming, MoverState
 
 
 def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[PlacementDecision]]:
@@ -48,6 +48,7 @@ def _wanted(view: PoolView, before: MoverState) -> PassState:
     pool_wants.follow_queue(state)
     requests.expire(state)
     requests.release(state)
+    arrivals.tag_again(state)
     return state
 
 
@@ -110,9 +111,10 @@ def _limits(state: PassState, coming: Coming) -> str:
         return "frozen"
     # money that a request was promised is its own; a pool's wants need new money
     if coming.purpose in state.requests:
-        left = state.view.money.left
-        return "" if left is not None and left > 0 else "spent"
-    return growth_budget.too_dear(state, coming.pool, 1, None)
+        return growth_budget.spent(state)
+    # a job gets all its instances or none, whatever other pools started in this pass
+    number = len(state.queued(coming.pool)) if coming.purpose == QUEUED else 1
+    return growth_budget.too_dear(state, coming.pool, max(1, number), None)
 
 
 def _companions_group(state: PassState, coming: Coming) -> str:

@@ -1,12 +1,12 @@
 """Wants of the pools themselves: hot spares, load and the queue. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from gpu_fleet_image.controllers.mover import growth_budget
 from gpu_fleet_image.controllers.mover.pass_state import LIVING, SPARE_RENEWED, PassState
 from gpu_fleet_image.controllers.mover.pool_view import Action
-from gpu_fleet_image.core.capacity import QUEUED, SHARED, SPARE, TAG_TAKEN
+from gpu_fleet_image.core.capacity import QUEUED, SHARED, SPARE, TAG_TAKEN, Coming
 from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, Instance
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.core.times import parse_time
@@ -45,7 +45,7 @@ def keep_spares(state: PassState) -> None:
                 if state.purpose_of(instance) == SPARE and instance.id not in state.given
             ],
         )
-        _want_if_allowed(state, pool, SPARE, -surplus)
+        _want(state, pool, SPARE, -surplus, growth_budget.allowed(state, pool, -surplus))
 
 
 def _renew(state: PassState, spares: Iterable[Instance]) -> None:
@@ -67,38 +67,46 @@ def follow_load(state: PassState) -> None:
         on_way = any(coming.pool == pool and coming.purpose == SHARED for coming in state.coming)
         if on_way or (last is not None and state.now - last < _LOAD_COOLDOWN):
             continue
-        if _want_if_allowed(state, pool, SHARED, 1):
+        if _want(state, pool, SHARED, 1, growth_budget.allowed(state, pool, 1)):
             state.loads[pool] = state.now
 
 
 def follow_queue(state: PassState) -> None:
-    """Want as many instances as waiting jobs need; withdraw wants without a group that no job needs."""
+    """Want as many instances as waiting jobs need and the budget pays for: of a job all or none.
+
+    What waits for a group is wanted anew in each pass: its job may be gone, or the money.
+    """
     needs = state.view.queue
     for pool, capacity in state.pools() if needs is not None else ():
         need = (needs or {}).get(pool, PoolNeed(0, ()))
-        missing = need.wanted(capacity.max_size) - state.total(pool)
-        waits = [
-            coming
-            for coming in state.coming
-            if coming.pool == pool and coming.purpose == QUEUED and not coming.group
-        ]
-        for coming in waits[: max(0, -missing)]:
-            state.coming.remove(coming)
-        _want_if_allowed(state, pool, QUEUED, missing)
+        waits = state.queued(pool)
+        state.coming = [coming for coming in state.coming if coming not in waits]
+        total = state.total(pool)
+        missing = need.wanted(capacity.max_size) - total
+        most = growth_budget.allowed(state, pool, missing)
+        whole = min(most, need.wanted(total + most) - total)
+        _want(state, pool, QUEUED, missing, max(0, whole), waits=waits)
 
 
-def _want_if_allowed(state: PassState, pool: str, purpose: str, number: int) -> bool:
-    """Want instances for the pool itself; a refusal is noted once."""
-    if number <= 0:
+def _want(
+    state: PassState, pool: str, purpose: str, number: int, allowed: int, *, waits: Sequence[Coming] = ()
+) -> bool:
+    """Want instances for the pool itself, as many as are allowed; that some are not is noted once.
+
+    Args:
+        waits: of earlier passes, without a group; the first of them are still wanted.
+    """
+    if allowed < number and pool not in state.held:
+        why = state.held[pool] = growth_budget.refusal(state, pool, number, None)
+        start = f"; {allowed} of them may start" if allowed else ""
+        state.note(Action.HOLD, pool, f"{number} more ({purpose}): {why}{start}")
+    state.coming += waits[:allowed]
+    new = allowed - len(waits)
+    if new <= 0:
         return False
-    why = growth_budget.refusal(state, pool, number, None)
-    if why:
-        if pool not in state.held:
-            state.held[pool] = why
-            state.note(Action.HOLD, pool, f"{number} more ({purpose}): {why}")
-        return False
-    state.held.pop(pool, None)
-    state.want(pool, purpose, number)
+    if allowed == number:
+        state.held.pop(pool, None)
+    state.want(pool, purpose, new)
     return True
 
 

@@ -1,5 +1,6 @@
 """Small objects in OSS, written under a condition."""
 
+from dataclasses import replace
 from typing import Any
 
 from gpu_fleet_image.core.store import Store, StoredObject
@@ -33,9 +34,7 @@ class OssStore(Store):
         stored = self._read(newest or key, at_most, **exact)
         left = (newest or key).removeprefix(key).removeprefix(".")
         return (
-            None
-            if stored is None
-            else StoredObject(stored.content, str(10**DIGITS - int(left)) if left else "0")
+            None if stored is None else replace(stored, version=str(10**DIGITS - int(left)) if left else "0")
         )
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from gpu_fleet_image.controllers.mover import growth, mover
 from gpu_fleet_image.controllers.mover.mover import _Mover
 from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecision
-from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, Coming, MoverState, Request, asked
+from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, STATE, Coming, MoverState, Request, asked
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.policy import Policy
 from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
@@ -99,8 +99,8 @@ class OwnStore:
     def __init__(self) -> None:
         self.written: dict[str, Any] = {}
 
-    def get(self, key: str) -> None:
-        return None
+    def get(self, key: str) -> StoredObject | None:
+        return StoredObject(self.written[key], "1") if key == STATE and key in self.written else None
 
     def newest(self, key: str, at_most: int) -> None:
         return None
@@ -123,10 +123,10 @@ class OwnStore:
 def passes(monkeypatch):
     """Run a pass of a queue's mover over some groups, with a store."""
 
-    def once(store: OwnStore, *groups: Group, spending: Any = None) -> Any:
+    def once(store: OwnStore, *groups: Group, spending: Any = None, now: datetime = START) -> Any:
         monkeypatch.setattr(mover, "read_spending", Mock(side_effect=spending, return_value=None))
         cloud: Any = SimpleNamespace(instances=Mock(fleet=lambda: Inventory((), groups)), store=store)
-        return mover.move(cloud, Groups(()), policy(queue_gpus=8), lambda: START)
+        return mover.move(cloud, Groups(()), policy(queue_gpus=8), lambda: now)
 
     return once
 
@@ -175,13 +175,29 @@ def test_a_group_is_one_site_though_its_label_begins_with_another():
 )
 def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(passes, unread, age, heard):
     """Once the pass is done: an error of the function, which is an alarm."""
-    store, said = OwnStore(), StoredObject(to_json({}, START - age, unread), "v")
+    store, said = OwnStore(), StoredObject(to_json({}, START - age, unread), "v", age)
     store.newest = lambda key, *_: said if key == QUEUE else None
 
     done = passes(store)
 
     with pytest.raises(CloudError, match=heard) if heard else nullcontext():
         mover.log(done)
+
+
+@pytest.mark.parametrize("said", [None, StoredObject({}, "v")], ids=["none", "damaged"])
+def test_a_queues_controller_of_which_no_report_was_ever_read_fails_the_pass_after_a_while(passes, said):
+    store = OwnStore()
+    store.newest = lambda key, *_: said if key == QUEUE else None
+
+    for after in (timedelta(), SILENT_AFTER):
+        mover.log(passes(store, now=START + after))
+
+    done = passes(store, now=START + SILENT_AFTER + timedelta(minutes=1))
+    with pytest.raises(CloudError, match=f"since {START:%Y-%m-%dT%H:%M}.*: no job gets an instance"):
+        mover.log(done)
+    said = StoredObject(to_json({}, START), "v")
+    mover.log(passes(store))
+    assert "unheard" not in store.written[STATE]
 
 
 def test_an_instance_more_of_a_reservation_costs_its_disks_alone():

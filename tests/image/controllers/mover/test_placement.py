@@ -14,7 +14,7 @@ from gpu_fleet_image.controllers.mover.pass_state import COOL_OFF
 from gpu_fleet_image.controllers.mover.pool_view import Action
 from gpu_fleet_image.controllers.mover.requests import WAIT
 from gpu_fleet_image.controllers.mover.withdrawals import SILENT
-from gpu_fleet_image.core.capacity import MOST_REFUSED, SPARE, TAG_TAKEN, Fate, MoverState
+from gpu_fleet_image.core.capacity import MOST_REFUSED, SHARED, SPARE, TAG_TAKEN, Fate, MoverState
 from gpu_fleet_image.core.capacity import asked as asked_by
 from gpu_fleet_image.core.model import TAG_GIVE_BACK, TAG_KEEP_UNTIL, TAG_TAKEN_AT
 from gpu_fleet_image.core.queue_need import PoolNeed
@@ -107,6 +107,25 @@ def test_the_result_of_a_request_that_failed_is_reported_and_a_part_of_a_cluster
     assert cloud.waiting() == ()
 
 
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        (3, "every group of train is full or closed"),
+        (0, "nothing of the month's budget is left"),
+        (None, "nobody knows what is spent"),
+    ],
+)
+def test_a_request_that_was_tried_nowhere_says_why_and_its_own_promise_is_no_reason(left, says):
+    cloud, asked = Cloud(), request()
+    cloud.groups = {label: replace(group, closed=True) for label, group in cloud.groups.items()}
+    cloud.move(asked)
+    cloud.left = None if left is None else Decimal(left)
+
+    cloud.minutes(16)
+
+    assert (fate(cloud, asked), reason(cloud, asked)) == (Fate.FAILED, f"no capacity anywhere: {says}")
+
+
 def test_a_release_that_could_not_be_written_is_tried_again():
     cloud, asked = half_came()
     while asked.key not in cloud.state.requests or fate(cloud, asked) is Fate.OPEN:
@@ -119,6 +138,50 @@ def test_a_release_that_could_not_be_written_is_tried_again():
     cloud.move()
 
     assert cloud.owned("ada") == []
+
+
+def untagged(until, passes=3):
+    """(a cloud whose spare is on its way, and whose tags some passes could not write, that spare)."""
+    cloud = Cloud(policy=policy(spare=1))
+    cloud.move()
+    for _ in range(passes):
+        cloud.later()
+        before = dict(cloud.instances)
+        cloud.move(until=until)
+        cloud.instances = before
+    return cloud, next(iter(cloud.instances), "")
+
+
+@pytest.mark.parametrize("until", [None, 0], ids=["refused", "cut off"])
+def test_a_spare_whose_tags_were_not_written_is_the_only_one_and_gets_them(until):
+    cloud, spare = untagged(until)
+
+    cloud.minutes(2)
+
+    assert list(cloud.instances) == [spare]
+    assert cloud.instances[spare].tags.keys() >= {TAG_TAKEN, TAG_KEEP_UNTIL}
+    assert cloud.state.gifts == {}
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_a_spare_without_its_tags_is_a_users_who_asks_and_has_no_hold(passes):
+    """One whose tags were refused, and one that comes in the pass that reads the request."""
+    cloud, _ = untagged(None, passes)
+    cloud.later()
+
+    cloud.move(request())
+
+    assert [TAG_KEEP_UNTIL in cloud.instances[name].tags for name in cloud.owned("ada")] == [False]
+
+
+def test_a_spare_without_its_tags_is_the_pools_once_it_keeps_none():
+    cloud, spare = untagged(None)
+    cloud.policy = policy()
+
+    cloud.minutes(2)
+
+    assert cloud.instances[spare].tags[TAG_TAKEN] == SHARED
+    assert TAG_KEEP_UNTIL not in cloud.instances[spare].tags
 
 
 # What the cloud is like, what was asked before, what is asked, and what the answer says.

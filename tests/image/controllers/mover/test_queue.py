@@ -1,12 +1,18 @@
 """What the queue wants of the mover: as many instances as its jobs need, within every limit."""
 
+import json
 from decimal import Decimal
 
 import pytest
 
-from gpu_fleet_image.controllers.mover.pool_view import Action
+from gpu_fleet_image.controllers.mover.placement import decide
+from gpu_fleet_image.controllers.mover.pool_view import Action, MoneyLeft, PoolView, Site
+from gpu_fleet_image.core import policy as policies
+from gpu_fleet_image.core.capacity import MoverState
+from gpu_fleet_image.core.model import Group
 from gpu_fleet_image.core.queue_need import PoolNeed
-from tests.image.cloud_of_groups import LABELS, Cloud, policy
+from tests.image.cloud_of_groups import LABELS, START, Cloud, policy
+from tests.image.moto_fleet import policy_json, pool_policy
 
 A, B = LABELS
 
@@ -61,6 +67,63 @@ def test_where_money_is_short_the_reason_is_written_down_once():
 
     assert cloud.desired == {A: 0, B: 0}
     assert [decision.action for decision in cloud.ledger] == [Action.HOLD]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "left", "starts", "says"),
+    [
+        ((1, 1, 1, 1, 1), 45, 4, "50.00 USD are needed, and 45.00"),
+        ((2, 2, 1), 45, 4, "50.00 USD are needed, and 45.00"),
+        ((3, 1, 2), 25, 1, "60.00 USD are needed, and 25.00"),
+        ((2,), 15, 0, "20.00 USD are needed, and 15.00"),
+    ],
+)
+def test_what_the_money_pays_for_starts_in_the_order_of_the_queue_and_no_part_of_a_job(
+    jobs, left, starts, says
+):
+    cloud = queued(*jobs, left=Decimal(left))
+    cloud.policy = policy(queue_gpus=8, max_size=8)
+
+    cloud.minutes(3)
+
+    assert len(cloud.instances) == starts
+    (held,) = [decision for decision in cloud.ledger if decision.action is Action.HOLD]
+    assert says in held.reason
+    assert held.reason.endswith(f"; {starts} of them may start") is bool(starts)
+
+
+def test_a_job_whose_money_is_spent_while_it_waits_for_a_place_starts_no_part_of_it():
+    cloud = queued(2, room=dict.fromkeys(LABELS, False))
+    cloud.minutes(3)
+    cloud.room, cloud.left = dict.fromkeys(LABELS, True), Decimal(15)
+
+    cloud.minutes(20)
+
+    assert cloud.instances == {}
+
+
+@pytest.mark.parametrize(("left", "most", "starts"), [(25, 8, 2), (1000, 2, 2), (5, 8, 0)])
+def test_of_the_spares_those_start_that_money_and_size_allow(left, most, starts):
+    cloud = Cloud(policy=policy(spare=3, max_size=most), left=Decimal(left))
+
+    cloud.minutes(10)
+
+    assert len(cloud.instances) == starts
+
+
+def test_two_pools_do_not_both_spend_what_is_left():
+    """The first job gets its two instances; with what is left the second would get one of two."""
+    groups = {pool: Group(pool, 0, 0, {}, 4, pool, title=pool) for pool in ("dev", "train")}
+    capacity = {"max_size": 4, "spare": 0, "scale_out_alarms": [], "queue_gpus": 8}
+    pools = {pool: pool_policy(capacity=capacity | {"groups": [pool]}) for pool in groups}
+    money = MoneyLeft(Decimal(35), dict.fromkeys(groups, Decimal(10)))
+    sites = {pool: (Site(group, pool),) for pool, group in groups.items()}
+    own = policies.parse(json.dumps(policy_json(pools=pools)))
+    view = PoolView(START, own, sites, (), money, queue=dict.fromkeys(groups, PoolNeed(0, (2,))))
+
+    _, decisions = decide(view, MoverState())
+
+    assert [(done.action, len(done.coming)) for done in decisions] == [(Action.START, 2)]
 
 
 def test_an_instance_that_still_waits_for_a_place_is_dropped_with_its_job():

@@ -1,6 +1,7 @@
 """No work is lost between the last check and the termination, with the real agent, sweep and `keep`."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -38,7 +39,7 @@ from gpu_fleet_image.core.handshake import (
 )
 from gpu_fleet_image.core.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError
-from gpu_fleet_image.core.store import Listed, Store
+from gpu_fleet_image.core.store import Listed, Store, StoredObject
 from gpu_fleet_image.core.times import parse_time
 from gpu_fleet_image.instance.agent import listening
 from gpu_fleet_image.instance.agent.answers import (
@@ -619,11 +620,16 @@ def test_what_an_instance_may_not_list_is_not_decided_and_any_other_error_is_one
 def test_how_old_a_word_is_the_bucket_says_and_where_it_says_nothing_the_sweeps_own_clock():
     contents = [{"Key": "reaper/handshake/a/b/idle.json", "LastModified": MARK}]
     for headers, age_s in ({"date": "Sat, 21 Nov 2026 12:00:30 GMT"}, 30), ({}, 3600):
-        listed = {"Contents": contents, "ResponseMetadata": {"HTTPHeaders": headers}}
-        bucket = Mock(list_objects_v2=Mock(return_value=listed))
+        answer = {"ResponseMetadata": {"HTTPHeaders": headers}}
+        read = answer | {"Body": io.BytesIO(b"{}"), "ETag": "v", "LastModified": MARK}
+        bucket = Mock(
+            list_objects_v2=Mock(return_value=answer | {"Contents": contents}),
+            get_object=Mock(return_value=read),
+        )
         store = Store(bucket, Calls(lambda: MARK + timedelta(hours=1)), "s3://records/reaper")
 
         assert store.listed("handshake/") == [Listed("handshake/a/b/idle.json", timedelta(seconds=age_s))]
+        assert store.newest("idle.json") == StoredObject({}, "v", timedelta(seconds=age_s))
 
 
 def test_a_ledger_in_no_bucket_is_refused_with_what_is_allowed():
