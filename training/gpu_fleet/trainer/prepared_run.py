@@ -97,7 +97,8 @@ class PreparedRun:
         if isinstance(dataset, OwnData):
             check = None if model is None else pretrained.limits_of(model).check
             return OwnReader(dataset, seed, count, check)
-        return Reader(dataset, seed, count if self.is_task else None)
+        limit = self.settings.data.corrupt_limit
+        return Reader(dataset, seed, count if self.is_task else None, limit)
 
     def keep_code(self) -> None:
         """Copy the user's files into the run directory, once per instance; raises CheckpointError."""
