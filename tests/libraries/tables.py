@@ -136,7 +136,10 @@ def test_a_column_of_numbers_is_learned_by_an_own_loss(kind, tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a": '{"day": "2026-01-31"}'}, "'day' of ROOT is of type timestamp[s], which becomes no tensor"),
+        (
+            {"a": '{"day": "2026-01-31"}'},
+            "'day' of ROOT holds only texts of dates, which are read as timestamp[s]",
+        ),
         ({"a": '{"ids": [1, null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),
         ({"train": '{"x": 1}', "val": ""}, "val.jsonl has no rows, so val would be empty"),
         ({"a": '{"ids": [[1], null]}'}, "'ids' of ROOT has 30 rows without a value; leave such rows out"),

@@ -1,6 +1,7 @@
 """Small data sets and configurations for tests."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -31,12 +32,12 @@ NUMBERED_LENGTH = 4
 
 
 def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
-    """Link the first `count` training pictures of the digits into a data set, for both splits."""
+    """Copy the first `count` training pictures of the digits into a data set, for both splits."""
     for split in ("train", "val"):
         for picture in sorted((digits / "train").glob("*/*.png"), key=lambda file: file.name)[:count]:
             copy = folder / split / picture.parent.name / picture.name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.symlink_to(picture)
+            shutil.copyfile(picture, copy)
     return folder
 
 

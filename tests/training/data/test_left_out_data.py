@@ -20,7 +20,7 @@ from gpu_fleet.checkpoint import run_identity
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError
 from gpu_fleet.data.census import Census
-from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
+from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split, open_splits
 from gpu_fleet.data.images import decode
 from tests.training.examples import resnet_table, train_rank, write_tokens
 
@@ -60,6 +60,13 @@ def linked(link: str, target: str) -> Callable[[], None]:
         Path(link).symlink_to(target)
 
     return lay
+
+
+def linked_twice() -> None:
+    """Write pictures of two classes, each under two names of one inode: any draw parts some."""
+    pictures("a", "b", count=8)
+    for file in sorted(Path().glob("*/*.png")):
+        file.with_suffix(".tif").hardlink_to(file)
 
 
 def only(*folders: str, suffix: str = ".png") -> Callable[[], None]:
@@ -103,6 +110,13 @@ FOLDERS: list[tuple[Callable[[], None], str]] = [
         lambda: Path("labels.csv").touch(),
         "ROOT/train: is missing, and ROOT holds labels.csv; an image data set has train/CLASS",
     ),
+    (linked("train/cat/9.png", "0.png"), "5 + 4: nothing"),
+    (
+        linked("val/cat/9.png", "../../train/cat/0.png"),
+        "ROOT/train/cat/0.png of train and ROOT/val/cat/9.png of val are links to one file: remove one",
+    ),
+    (linked("val/cat/more", "../../train/cat"), "ROOT/val/cat/more/0.png of val are links to one file"),
+    (linked_twice, "of val are links to one file: remove one"),
     (linked("train/cat/up", "../.."), "links to a folder above: 1, as ROOT/train/cat/up"),
     (beside("val/bird/"), "folders without pictures: 1, as ROOT/val/bird"),
     (beside("train/bird/"), "train/bird: holds no pictures, so its class would be empty"),
@@ -135,7 +149,7 @@ def census_of(root: Path, **data: Any) -> str:
     settings = config.Data(path=str(root), **data)
     try:
         description = describe(root)
-        train, val = (open_split(settings, description, split) for split in SPLITS)
+        train, val = open_splits(settings, description)
     except DataError as error:
         return str(error).replace(str(root), "ROOT")
     census = Census()
@@ -150,6 +164,22 @@ def test_what_a_folder_of_pictures_holds_is_read_counted_or_refused(lay, expecte
     lay()
 
     assert expected in census_of(tmp_path, **({} if Path("train").exists() else {"held_out": 0.5}))
+
+
+def test_a_file_of_both_splits_goes_into_no_shards_and_no_tokens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    linked("val/cat/9.png", "../../train/cat/0.png")()
+    Path("texts").mkdir()
+    for number in range(10):
+        Path(f"texts/{number}.txt").write_text("word")
+    Path("texts/x.txt").hardlink_to("texts/3.txt")  # the eleventh, which is held out as the first is
+    commands = [["shards", ".", "out"], ["tokens", "out", "--source", "texts", "--pattern", "*.txt"]]
+
+    done = [CliRunner().invoke(cli.main, ["prepare", *command]) for command in commands]
+
+    assert [each.exit_code for each in done] == [65, 65]
+    assert "train/cat/0.png of train and val/cat/9.png of val are links to one file" in done[0].output
+    assert "texts/3.txt of train and texts/x.txt of val are links to one file: remove one" in done[1].output
 
 
 def test_what_is_left_out_is_said_once_and_is_in_the_result(digits, tmp_path, caplog):

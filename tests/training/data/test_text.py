@@ -113,6 +113,27 @@ def test_quoted_line_breaks_stay_inside_their_text_and_a_row_without_a_label_is_
     assert "lines.csv line 14: no text or no label" in result.output
 
 
+@pytest.mark.parametrize("closed", ["good end", 'an end"'])
+def test_an_unquoted_tsv_is_refused_by_line_and_read_with_its_own_option(closed, tmp_path):
+    """A text that begins with a quotation mark took in all rows up to one that ends with such a mark."""
+    texts = ['"a begin', "sun", closed, *(f"word {n}" for n in range(9))]
+    file = tmp_path / "glue.tsv"
+    file.write_text("label\ttext\n" + "".join(f"{n % 2}\t{text}\n" for n, text in enumerate(texts)))
+
+    refused = prepare(file, tmp_path / "refused")
+    read = prepare(file, tmp_path / "data", "--quoting", "none")
+
+    assert refused.exit_code == 65
+    assert "--quoting none" in refused.output
+    assert ("glue.tsv lines 2 to 4: one field holds tabs" in refused.output) == closed.endswith('"')
+    assert read.exit_code == 0, read.output
+    assert "0 rows skipped; left out: nothing" in read.output
+    settings = config.Data(path=str(tmp_path / "data"), sequence_length=32)
+    splits = (open_split(settings, describe(tmp_path / "data"), split) for split in ("train", "val"))
+    found = {decode(data.sample(n, CHANCE)[0]) for data in splits for n in range(len(data))}
+    assert found == set(texts)
+
+
 @pytest.mark.parametrize(
     ("rows", "flags", "says"),
     [

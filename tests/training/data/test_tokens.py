@@ -158,8 +158,9 @@ def test_a_batch_names_its_corrupt_sample_and_keeps_the_others(tmp_path):
 
     batch = Reader(dataset, seed=0)[SampleOrder(3, 0, shuffle=False).slice(0, 3)]
 
-    (named,) = batch.corrupt
-    assert named.endswith("tokens 14 to 21: token 20 is 99, the vocabulary ends at 50")
+    ((named, defect),) = batch.corrupt.items()
+    assert named.endswith("tokens 14 to 21")
+    assert defect == "token 20 is 99, the vocabulary ends at 50"
     assert batch.inputs[0].tolist() == list(range(7))
     assert batch.counted == 14
 

@@ -237,16 +237,16 @@ def test_a_file_that_is_no_configuration_is_named(content, message, tmp_path):
     assert f"{file}: {message}" in said
 
 
-def broken_held_out(pictures: Path, data: Path, count: int) -> Path:
-    """Copy the data set, and break its first `count` held-out pictures."""
+def broken(pictures: Path, data: Path, count: int, split: str = "val") -> Path:
+    """Copy the data set, and break the first `count` pictures of a split."""
     shutil.copytree(pictures, data, symlinks=False)
-    for picture in sorted((data / "val").glob("*/*.png"))[:count]:
+    for picture in sorted((data / split).glob("*/*.png"))[:count]:
         picture.write_bytes(b"not a picture")
     return data
 
 
 def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(pictures, tmp_path):
-    data = broken_held_out(pictures, tmp_path / "data", count=2)
+    data = broken(pictures, tmp_path / "data", count=2)
     table = changed(resnet_table(data, tmp_path / "run", steps=1), run={"batch_size": 96, "accumulation": 1})
 
     enough, _ = tried_alone(changed(table, data={"corrupt_limit": 2}), tmp_path)
@@ -256,11 +256,32 @@ def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(pi
     assert "2 corrupt samples, data.corrupt_limit allows 1" in said
 
 
+def test_a_picture_counts_once_in_all_epochs_and_a_higher_limit_goes_on_from_the_last_step(digits, tmp_path):
+    """A micro-batch is one picture here, so that a broken one leaves it without any other."""
+    few = few_digits(digits, tmp_path / "few", count=30)
+    data = broken(few, tmp_path / "data", count=1, split="train")
+    sorted((data / "train").glob("*/*.png"))[9].write_bytes(b"not a picture")
+    table = resnet_table(data, tmp_path / "run")
+    del table["run"]["steps"]
+    table = changed(table, run={"epochs": 2.5, "batch_size": 2}, data={"corrupt_limit": 2})
+    other = changed(table, run={"directory": str(tmp_path / "other")})
+
+    said = refused(changed(other, data={"corrupt_limit": 1}), tmp_path)
+    whole, resumed = train_on(1, table), train_on(1, other)
+
+    assert "error: at least 2 corrupt samples, data.corrupt_limit allows 1; last: " in said
+    assert resumed["resumed_from_step"]
+    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
+
+
 def test_what_a_reader_process_says_is_reported_without_where_it_was_raised(pictures, tmp_path):
-    data = broken_held_out(pictures, tmp_path / "data", count=64)
+    data = broken(pictures, tmp_path / "data", count=64)
     table = changed(resnet_table(data, tmp_path / "run", steps=1), data={"workers": 1})
 
-    assert "error: a whole batch of 64 samples is corrupt" in refused(table, tmp_path)
+    assert (
+        "error: a batch of 64 met only corrupt samples, 64 of them, and data.corrupt_limit allows 10"
+        in refused(table, tmp_path)
+    )
 
 
 def test_a_picture_too_large_to_be_one_is_a_corrupt_sample():

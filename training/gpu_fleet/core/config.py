@@ -128,7 +128,7 @@ class Data(Section):
     workers: Annotated[int, Field(ge=0, le=256)] | None = None
     # batches read ahead, per worker and on the device; a million fill the memory before the first step
     prefetch: Annotated[int, Field(ge=1, le=1000)] = 2
-    corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
+    corrupt_limit: Count = 10  # distinct corrupt samples that all ranks skip before the run ends
     endpoint: str = ""  # endpoint of a bucket, if not the cloud's own
     retry_s: Seconds = 180.0  # longest time for retries of a read from a bucket
 

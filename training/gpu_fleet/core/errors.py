@@ -40,6 +40,10 @@ class DataError(TrainingError):
     """The data set is missing, empty, of the wrong kind, or has too many corrupt samples."""
 
 
+class CorruptLimitError(DataError):
+    """More samples are corrupt than data.corrupt_limit allows; all ranks raise it between two steps."""
+
+
 class SilentSourceError(DataError):
     """The bucket of the data has not answered in time; another try may get an answer."""
 

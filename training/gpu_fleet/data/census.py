@@ -67,6 +67,27 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in (*OF_SYSTEM, *OF_SYSTEM_FILES)
 
 
+def check_unlinked(training: Iterable[Path], held_out: Iterable[Path]) -> None:
+    """Raise DataError for a file that links put into both splits; repeats within a split may be meant."""
+    known = {inode: file for file, inode in _with_inodes(held_out)}
+    for file, inode in _with_inodes(training):
+        if (other := known.get(inode)) and Path(file).samefile(other):  # not of two disks
+            raise DataError(
+                f"{shown(file)} of train and {shown(other)} of val are links to one file: remove one"
+            )
+
+
+def _with_inodes(files: Iterable[Path]) -> Iterator[tuple[str, int]]:
+    """Yield files with inodes out of their folders' listings: calls for each take minutes by a network."""
+    wanted: dict[str, set[str]] = {}
+    for folder, name in map(os.path.split, files):
+        wanted.setdefault(folder, set()).add(name)
+    for folder, names in wanted.items():
+        for entry in entries(Path(folder), Census()):
+            if entry.name in names:
+                yield entry.path, entry.stat().st_ino if entry.is_symlink() else entry.inode()
+
+
 def walked(root: Path, census: Census, seen: dict[tuple[int, int], str] | None = None) -> Iterator[Path]:
     """Yield all files below a folder, sorted, before those of its subfolders; raises DataError.
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gpu_fleet.core import config
 from gpu_fleet.core.errors import DataError, counted, suggestion
-from gpu_fleet.data.census import Census
+from gpu_fleet.data.census import Census, check_unlinked
 from gpu_fleet.data.class_folders import DESCRIPTION, beside_splits, classes_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class Dataset(Protocol):
     def parts(self) -> int:
         """Number of files to share among the readers (shards); 0 if there may be any number of readers."""
         return 0
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Files, if each of them is a sample."""
+        return ()
 
     def __len__(self) -> int: ...
 
@@ -171,6 +176,13 @@ def check_kind(settings: config.Data, kind: str) -> None:
         raise DataError(
             f"data.kind = {settings.kind!r}: {settings.path} is of kind {kind}{why}; leave data.kind out"
         )
+
+
+def open_splits(settings: config.Data, description: Description) -> tuple[Dataset, Dataset]:
+    """Open "train" and "val"; raises DataError, also for a file in both by a link."""
+    training, held_out = (open_split(settings, description, split) for split in ("train", "val"))
+    check_unlinked(training.files, held_out.files)
+    return training, held_out
 
 
 def open_split(settings: config.Data, description: Description, split: str) -> Dataset:

@@ -95,6 +95,10 @@ class ImageFolder(Dataset):
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def files(self) -> list[Path]:
+        return [file for file, _ in self._files]
+
     def name(self, index: int) -> str:
         return str(self._files[index][0])
 

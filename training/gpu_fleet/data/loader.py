@@ -6,8 +6,8 @@ import re
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gpu_fleet.core import config
-from gpu_fleet.core.errors import DataError, PassingCodeError, UserCodeError
+from gpu_fleet.core.errors import CorruptLimitError, DataError, PassingCodeError, UserCodeError
+from gpu_fleet.core.world import World
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset
 from gpu_fleet.data.order import SampleOrder, Slice
 
@@ -38,7 +39,7 @@ class Batch:
     # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64; any nest for a user's own data
     inputs: Any
     targets: Tensor  # classes (batch,) or tokens (batch, sequence), int64; IGNORED where there is none
-    corrupt: tuple[str, ...] = ()  # name and defect of samples that could not be read
+    corrupt: Mapping[str, str] = field(default_factory=dict)  # samples that cannot be read -> their defects
     counted: int = 0  # targets that are not IGNORED: the weight of the batch in the loss of its step
 
     def to(self, device: torch.device) -> "Batch":
@@ -80,9 +81,11 @@ class RankShare:
 class Reader:
     """Reader of whole batches; reader processes get a pickled copy, so it holds nothing open."""
 
-    def __init__(self, dataset: Dataset, seed: int, count: CountOf | None = None) -> None:
+    def __init__(
+        self, dataset: Dataset, seed: int, count: CountOf | None = None, corrupt_limit: int = 0
+    ) -> None:
         """Prepare a reader; with `count` its batches have the form for a user's loss or metric."""
-        self._dataset, self._count = dataset, count
+        self._dataset, self._count, self._limit = dataset, count, corrupt_limit
         self._bits = np.random.Philox(key=seed)
         self._chance = np.random.Generator(self._bits)
         self._fresh: Any = self._bits.state  # before the first draw
@@ -103,21 +106,35 @@ class Reader:
         if (stacked := self._dataset.stacked(indices)) is not None:
             inputs, targets = stacked
             return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), counted=targets.size)
-        samples: list[tuple[Any, Any] | None] = []
-        corrupt: list[str] = []
+        corrupt: dict[str, str] = {}
         self._dataset.expect(indices)
-        for epoch, index in zip(part.epochs.tolist(), indices, strict=True):
-            try:
-                samples.append(self._dataset.sample(index, self.chance(epoch, index)))
-            except CorruptSampleError as error:
-                samples.append(None)
-                corrupt.append(f"{self._dataset.name(index)}: {error}")
-        return self._stack(samples, tuple(corrupt))
-
-    def _stack(self, samples: list[tuple[Any, Any] | None], corrupt: tuple[str, ...]) -> Batch:
+        places = zip(part.epochs.tolist(), indices, strict=True)
+        samples = [self._sample(epoch, index, corrupt) for epoch, index in places]
         good = next((sample for sample in samples if sample is not None), None)
-        if good is None:
-            raise DataError(f"a whole batch of {len(samples)} samples is corrupt, among them {corrupt[0]}")
+        epoch, index = int(part.epochs[-1]), indices[-1]
+        while good is None:  # the first good sample after the last one, whenever this batch is read
+            if len(corrupt) > self._limit or len(corrupt) >= len(self._dataset):
+                first = ": ".join(next(iter(corrupt.items())))
+                raise DataError(
+                    f"a batch of {len(samples)} met only corrupt samples, {len(corrupt)} of them, and "
+                    f"data.corrupt_limit allows {self._limit}; first: {first}"
+                )
+            index = (index + 1) % len(self._dataset)
+            self._dataset.expect([index])
+            good = self._sample(epoch, index, corrupt)
+        return self._stack(samples, good, corrupt)
+
+    def _sample(self, epoch: int, index: int, corrupt: dict[str, str]) -> tuple[Any, Any] | None:
+        """Read a sample; note a corrupt one in `corrupt`, and return None."""
+        try:
+            return self._dataset.sample(index, self.chance(epoch, index))
+        except CorruptSampleError as error:
+            corrupt[self._dataset.name(index)] = str(error)
+            return None
+
+    def _stack(
+        self, samples: list[tuple[Any, Any] | None], good: tuple[Any, Any], corrupt: dict[str, str]
+    ) -> Batch:
         filler = (good[0], np.full_like(good[1], IGNORED))
         inputs, targets = zip(*(filler if sample is None else sample for sample in samples), strict=True)
         shapes = {array.shape for array in inputs}
@@ -272,25 +289,34 @@ def _received(batch: Batch, copied: torch.cuda.Event) -> Batch:
 
 
 class CorruptionCounter:
+    """Count of the distinct corrupt samples that all ranks met; it ends soon above the limit."""
+
     def __init__(self, limit: int) -> None:
-        self.count = 0
         self._limit = limit
-        self._last = ""
+        self._known: dict[str, str] = {}
+        self.unshared: dict[str, str] = {}  # those that the other ranks do not know yet
 
-    def add(self, corrupt: tuple[str, ...]) -> None:
-        for defect in corrupt:
-            self.count += 1
-            self._last = defect
-            log.warning("event=corrupt-sample count=%d limit=%d sample=%r", self.count, self._limit, defect)
+    def add(self, corrupt: Mapping[str, str]) -> None:
+        """Count the samples that are new, and log each of them once."""
+        for name, defect in corrupt.items():
+            if name not in self._known and len(self._known) <= self._limit:
+                self._known[name] = self.unshared[name] = defect
+                sample = f"{name}: {defect}"
+                log.warning(
+                    "event=corrupt-sample count=%d limit=%d sample=%r", len(self._known), self._limit, sample
+                )
 
-    @property
-    def excess(self) -> int:
-        """Number of corrupt samples above the limit; 0 or less within it."""
-        return self.count - self._limit
+    def check(self, where: World) -> None:
+        """Raise CorruptLimitError on all ranks if they met more corrupt samples than allowed."""
+        for samples in where.gather(self.unshared):
+            self._known |= samples
+        self.unshared = {}
+        if len(self._known) > self._limit:
+            where.together(self._refuse)
 
-    def check(self) -> None:
-        """Raise DataError if there are more corrupt samples than allowed."""
-        if self.excess > 0:
-            raise DataError(
-                f"{self.count} corrupt samples, data.corrupt_limit allows {self._limit}; last: {self._last}"
-            )
+    def _refuse(self) -> None:
+        last = ": ".join([*self._known.items()][-1])
+        raise CorruptLimitError(
+            f"at least {len(self._known)} corrupt samples, data.corrupt_limit allows {self._limit}; "
+            f"last: {last}"
+        )

@@ -38,6 +38,7 @@ LINE = 1 << 26  # bytes, the longest
 DIFFERENT = "holds values of different kinds, as 7 and '7'; write them alike, or leave it out of data.columns"
 REAL = ("float", "double", "halffloat")  # Arrow's names of column types
 INSTEAD = "write it as (smaller) numbers or text, or leave it out of data.columns"
+AS_PARQUET = "write the table as Parquet, where text stays text, or leave it out of data.columns"
 LARGEST = 2**63 - 1  # of torch's whole numbers, which are signed: a larger one would become negative
 LARGEST_REAL = torch.finfo(torch.float32).max  # datasets makes each real number one of 32 bits
 
@@ -219,15 +220,17 @@ def _check_columns(rows: Any, root: Path, *, collated: bool) -> None:
     for name in rows.column_names:
         column = rows.data.column(name)
         if (
-            problem := _no_tensor(column)
+            problem := _no_tensor(column, root)
             or _bent(column, name, root)
             or ("" if collated else _lacking(column))
         ):
             raise DataError(f"data.columns: {name!r} of {root} {problem}")
 
 
-def _no_tensor(column: Any) -> str:
+def _no_tensor(column: Any, root: Path) -> str:
     kind = str(column.type)
+    if kind.startswith("timestamp") and _lines_in(root):  # JSON has no such values
+        return f"holds only texts of dates, which are read as {kind}; {AS_PARQUET}"
     if MIXED in kind:
         return DIFFERENT
     return f"is of type {kind}, which becomes no tensor; {INSTEAD}" if NO_TENSOR.match(kind) else ""

@@ -87,14 +87,14 @@ class Meter:
         self._begin += self.clock() - paused_at
 
     def check(self) -> float:
-        """Return the mean loss over all ranks; raises DivergenceError, or DataError for corrupt samples."""
+        """Return the mean loss over all ranks; raises DivergenceError or CorruptLimitError."""
         total, count = self._read()
-        everyone = self._where.gather_numbers(total, count, self._corrupt.excess, self._bad_step)
-        if any(excess > 0 for _, _, excess, _ in everyone):
-            self._where.together(self._corrupt.check)
+        everyone = self._where.gather_numbers(total, count, len(self._corrupt.unshared), self._bad_step)
         first, rank = min((bad, rank) for rank, (_, _, _, bad) in enumerate(everyone))
         if first < GOOD:  # after that step the weights are bad on every rank
             raise _diverged(rank, everyone[rank][0], int(first))
+        if any(new for _, _, new, _ in everyone):
+            self._corrupt.check(self._where)
         losses = [total / count for total, count, _, _ in everyone if count]
         return sum(losses) / max(1, len(losses))
 

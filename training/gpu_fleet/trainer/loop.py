@@ -10,6 +10,7 @@ from itertools import islice
 from torch import Tensor
 
 from gpu_fleet.core import config, outcome
+from gpu_fleet.core.errors import CorruptLimitError
 from gpu_fleet.core.outcome import Outcome
 from gpu_fleet.core.user_code import explained
 from gpu_fleet.core.world import World
@@ -65,7 +66,14 @@ def train(
             if where.local_rank == 0:
                 outcome.remove(run.directory, outcome.RESULT)
                 outcome.note_begin(run.directory)
-            stopped = train_steps(run, state, stop)
+            try:
+                stopped = train_steps(run, state, stop)
+            except CorruptLimitError:  # a run with a higher limit continues from here
+                watchdog.rest()
+                check_weights(run, state)
+                run.checkpoints.save(state)
+                run.checkpoints.flush()
+                raise
             watchdog.rest()
             check_weights(run, state)
             run.book.shift(STALL, run.checkpoints.save(state))

@@ -31,7 +31,7 @@ from gpu_fleet.data.dataset import (
     check_parts,
     describe,
     is_bucket,
-    open_split,
+    open_splits,
 )
 from gpu_fleet.data.loader import Batch, RankShare, Reader, ReadsBatches, reader_processes, training_slices
 from gpu_fleet.data.order import SampleOrder
@@ -97,7 +97,8 @@ class PreparedRun:
         if isinstance(dataset, OwnData):
             check = None if model is None else pretrained.limits_of(model).check
             return OwnReader(dataset, seed, count, check)
-        return Reader(dataset, seed, count if self.is_task else None)
+        limit = self.settings.data.corrupt_limit
+        return Reader(dataset, seed, count if self.is_task else None, limit)
 
     def keep_code(self) -> None:
         """Copy the user's files into the run directory, once per instance; raises CheckpointError."""
@@ -163,7 +164,7 @@ def open_data(
     if own.data is None:
         check_kind(chosen, described.kind if described is not None else "table")
     if described is not None and described.kind != RECORDS:
-        return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
+        return described, *open_splits(chosen, described)
     training: OwnData | None
     held_out: OwnData | None
     if own.data is not None:

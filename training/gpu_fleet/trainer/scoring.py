@@ -48,7 +48,7 @@ def _sums(run: PreparedRun, state: State, stop: Stop) -> Tensor | None:
         parts = [(_cut(part, counted), counted) for part, counted in parts]
     reader = run.reader(run.held_out, state.model)
     read = batches(reader, (part for part, _ in parts), run.settings.data, pinned=False)
-    corrupt: set[str] = set()  # a set: samples at the end may be read twice
+    counter = CorruptionCounter(run.settings.data.corrupt_limit)
     totals: Tensor | None = None
     was_training = model.module.training
     model.module.eval()
@@ -57,7 +57,7 @@ def _sums(run: PreparedRun, state: State, stop: Stop) -> Tensor | None:
             for batch, (_, counted) in zip(read, parts, strict=True):
                 if stop.agreed():
                     return None
-                corrupt.update(batch.corrupt)
+                counter.add(batch.corrupt)
                 here = batch.to(run.where.device)
                 outputs = model.predict(here.inputs)
                 if outputs is not None:
@@ -67,9 +67,7 @@ def _sums(run: PreparedRun, state: State, stop: Stop) -> Tensor | None:
                     totals = tallied if totals is None else totals + tallied
     finally:
         model.module.train(was_training)
-    counter = CorruptionCounter(run.settings.data.corrupt_limit)
-    counter.add(tuple(sorted(corrupt)))
-    run.where.together(counter.check)
+    counter.check(run.where)
     of_ranks = run.where.gather(None if totals is None else totals.tolist())
     return torch.tensor([sums for sums in of_ranks if sums is not None], dtype=torch.float64).sum(0)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpu_fleet.core.errors import DataError, counted
 from gpu_fleet.data.bucket import BucketFolder, BucketSource
-from gpu_fleet.data.census import HIDDEN, Census, is_hidden, shown
+from gpu_fleet.data.census import HIDDEN, Census, check_unlinked, is_hidden, shown
 from gpu_fleet.data.class_folders import (
     DESCRIPTION,
     SUFFIXES,
@@ -65,6 +65,7 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
     pictures = {
         split: pictures_of(folder, description.classes, skipped.census) for split, folder in folders.items()
     }
+    check_unlinked(*([file for file, _ in pictures[split]] for split in SPLITS))
     beside_splits(source, skipped.census)
     make_folder(out_dir)
     for split, labelled in pictures.items():

@@ -43,6 +43,13 @@ class LabelledText:
 @click.option("--label-column", default="label", show_default=True)
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
 @click.option("--delimiter", default="", help="Character between fields; default: , ; tab or |.")
+@click.option(
+    "--quoting",
+    type=click.Choice(["minimal", "none"]),
+    default="minimal",
+    show_default=True,
+    help="Quotation marks around fields; none: they are part of the text, as in the TSV files of GLUE.",
+)
 @click.option("--encoding", default="", help="Such as cp1252; default: by its byte order mark, else UTF-8.")
 @corrupt_limit_option
 def text(
@@ -53,6 +60,7 @@ def text(
     label_column: str,
     tokenizer: Path | None,
     delimiter: str,
+    quoting: str,
     encoding: str,
     corrupt_limit: int,
 ) -> None:
@@ -62,7 +70,7 @@ def text(
             f"--label-column = {label_column!r}: is the column of the texts too; name another one"
         )
     skipped = Skipped(corrupt_limit)
-    rows = list(read_rows(source, (text_column, label_column), skipped, delimiter, encoding))
+    rows = list(read_rows(source, (text_column, label_column), skipped, delimiter, encoding, quoting=quoting))
     # id 0 is padding: bytes move up by one, and a tokenizer.json must use id 0 for it, as BERT's does
     ids = file_encoding(tokenizer, framed=True) if tokenizer else byte_encoding(shift=1)
     classes = tuple(sorted({row.label for row in rows}))
@@ -113,7 +121,7 @@ def check_classes(
 
 
 def read_rows(
-    source: Path, columns: tuple[str, str], skipped: Skipped, delimiter: str = "", encoding: str = ""
+    source: Path, columns: tuple[str, str], skipped: Skipped, delimiter: str, encoding: str, *, quoting: str
 ) -> Iterator[LabelledText]:
     """Yield the good rows of a CSV file; skip those without text or label. Raises DataError for others."""
     csv.field_size_limit(LONGEST_FIELD)
@@ -123,7 +131,12 @@ def read_rows(
         with source.open(encoding=encoding, newline="") as file:
             delimiter = delimiter or _delimiter_of(file.readline(), columns)
             file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            reader = csv.reader(
+                file,
+                delimiter=delimiter,
+                strict=True,
+                quoting=csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL,
+            )
             header = next(reader, [])
             places = [
                 _place_of(column, header, flag, f"{source}, with {delimiter!r} between fields,")
@@ -131,6 +144,11 @@ def read_rows(
             ]
             for row in reader:
                 line, before = reader.line_num, line
+                if delimiter == "\t" and any("\t" in field and {*"\r\n"} & {*field} for field in row):
+                    raise DataError(
+                        f"{source} lines {before + 1} to {line}: one field holds tabs and line breaks, as if "
+                        "its quotation mark were part of the text: set --quoting none, or write a CSV"
+                    )
                 text, label = (row[place].strip() if place < len(row) else "" for place in places)
                 if row and len(row) != len(header):
                     skipped.add(f"{source} line {line}: {len(row)} fields, and {len(header)} in the header")
@@ -150,7 +168,8 @@ def read_rows(
     except LookupError as error:
         raise DataError(f"--encoding = {encoding!r}: Python knows no such encoding") from error
     except (OSError, TypeError, csv.Error) as error:
-        raise DataError(f"{source}: cannot be read as CSV after line {line}: {error}") from error
+        hint = "; --quoting none reads quotation marks as text" if isinstance(error, csv.Error) else ""
+        raise DataError(f"{source}: cannot be read as CSV after line {line}: {error}{hint}") from error
 
 
 def _encoding_of(source: Path) -> str:

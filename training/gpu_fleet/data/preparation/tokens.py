@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from gpu_fleet.core.errors import DataError, counted
-from gpu_fleet.data.census import Census, entries, walked
+from gpu_fleet.data.census import Census, check_unlinked, entries, walked
 from gpu_fleet.data.class_folders import NAME_OF_SPLIT
 from gpu_fleet.data.dataset import Array, Description, write_description
 from gpu_fleet.data.preparation.prepare import Skipped, corrupt_limit_option, make_folder, progress
@@ -105,9 +105,10 @@ def tokens(
     if end_token and not tokenizer:
         raise DataError(f"--end-token = {end_token!r}: is a token of a --tokenizer, and none is given")
     encoding = file_encoding(tokenizer, end_token) if tokenizer else byte_encoding(shift=0)
-    make_folder(out_dir)
     held_out = files[::VALIDATION_EVERY]
     kept = [file for number, file in enumerate(files) if number % VALIDATION_EVERY]
+    check_unlinked(kept, held_out)
+    make_folder(out_dir)
     train = write_split(out_dir / "train", kept, encoding, skipped)
     val = write_split(out_dir / "val", held_out, encoding, skipped)
     description = Description(
