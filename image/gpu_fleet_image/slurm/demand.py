@@ -74,7 +74,7 @@ class Room:
         standing: instances that are busy, or take no jobs.
         free: nodes that run no job and accept one, less those that are planned for jobs.
         partly: node -> the part that jobs leave free.
-        known: nodes of both kinds.
+        known: all nodes.
         new: node -> the part left of each planned node: a free one, or a requested one.
         counted: free nodes that ``wanted`` includes.
         wanted: number of instances of each job that needs new ones.
@@ -301,7 +301,10 @@ def needs(
         for _ in range(number):
             if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
-    wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
+    wanted = {
+        name: PoolNeed(room.standing, tuple(room.wanted), frozenset(room.known))
+        for name, room in rooms.pools.items()
+    }
     tried = [job for job in jobs if job.job.id in fits and _is_to_be_tried(job, fits, nodes, excluded)]
     return QueueDemand(
         wanted,

@@ -138,7 +138,7 @@ def test_a_job_is_bought_one_beside_where_it_seems_to_fit_once_slurm_has_tried_t
 def test_a_job_needs_its_instances_beside_those_that_are_at_work():
     counted = need(job(whole(2)), nodes=nodes("ibd"))
 
-    assert counted == PoolNeed(2, (2,))
+    assert counted == PoolNeed(2, (2,), frozenset({"i-0", "i-1", "i-2"}))
     assert counted.wanted(10) == 4
 
 
@@ -206,15 +206,24 @@ def test_a_job_gets_all_its_instances_or_none():
 
 
 def test_the_mover_reads_what_the_controller_wrote_until_it_is_old():
-    said = {"train": PoolNeed(1, (2, 3))}
+    said = {"train": PoolNeed(1, (2, 3), frozenset({"i-1"}))}
 
     assert needs_of(to_json(said, NOW), FRESH) == said
     assert needs_of(to_json(said, NOW), FRESH + timedelta(seconds=1)) == {}
 
 
+OF_TEXT = {"train": {"standing": 0, "jobs": [], "nodes": "i-1"}}
+
+
 @pytest.mark.parametrize(
     "pools",
-    [None, {"train": 1}, {"train": {"standing": "x", "jobs": []}}, {"train": {"standing": inf, "jobs": []}}],
+    [
+        None,
+        {"train": 1},
+        {"train": {"standing": "x", "jobs": []}},
+        {"train": {"standing": inf, "jobs": []}},
+        OF_TEXT,
+    ],
 )
 def test_a_damaged_word_is_refused(pools):
     with pytest.raises(CloudError, match=r"capacity/queue\.json"):
