@@ -154,6 +154,13 @@ class Cloud:
         for name in names:
             self.room[self._leave(name)] = False
 
+    def outside(self, state: str = "running") -> str:
+        """Return an instance of the pool in no group, of long ago."""
+        name = f"i-{next(self.names):04}"
+        before = self.now - timedelta(days=1)
+        self.instances[name] = Instance(name, "p4d.24xlarge", state, before, {TAG_POOL: "train"})
+        return name
+
     def owned(self, who: str) -> list[str]:
         return [instance.id for instance in self.instances.values() if instance.owner == who]
 

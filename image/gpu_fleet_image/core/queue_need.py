@@ -31,10 +31,12 @@ class PoolNeed:
     Attributes:
         standing: instances of the queue that are busy, or take no jobs.
         jobs: number of whole instances of each waiting job, in queue order.
+        nodes: all instances of the queue; None if nobody said.
     """
 
     standing: int
     jobs: tuple[int, ...]
+    nodes: frozenset[str] | None = None
 
     def wanted(self, most: int) -> int:
         """Return the desired size of the pool, up to ``most``: a job gets all its instances or none."""
@@ -55,7 +57,11 @@ def to_json(
         refused: Slurm's answers to the changes of accounts that it refused.
     """
     pools = {
-        pool: {"standing": need.standing, "jobs": list(need.jobs[:_MOST_JOBS])}
+        pool: {
+            "standing": need.standing,
+            "jobs": list(need.jobs[:_MOST_JOBS]),
+            "nodes": None if need.nodes is None else sorted(need.nodes),
+        }
         for pool, need in sorted(needs.items())
     }
     said: dict[str, Any] = {}
@@ -76,12 +82,16 @@ def needs_of(raw: Mapping[str, Any], age: timedelta) -> dict[str, PoolNeed]:
         parse_time(raw["at"])  # for trouble_of
         if age > FRESH:
             return {}
-        return {
-            str(pool): PoolNeed(int(need["standing"]), tuple(max(0, int(job)) for job in need["jobs"]))
-            for pool, need in raw["pools"].items()
-        }
+        return {str(pool): _need_of(need) for pool, need in raw["pools"].items()}
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CloudError(f"{QUEUE}: {error!r}", "Malformed") from error
+
+
+def _need_of(raw: Mapping[str, Any]) -> PoolNeed:
+    jobs, nodes = tuple(max(0, int(job)) for job in raw["jobs"]), raw.get("nodes")
+    if not isinstance(nodes, list | None):
+        raise TypeError("nodes is no list")
+    return PoolNeed(int(raw["standing"]), jobs, None if nodes is None else frozenset(map(str, nodes)))
 
 
 def trouble_of(raw: Mapping[str, Any], now: datetime, age: timedelta) -> str:

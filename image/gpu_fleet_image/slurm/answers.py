@@ -38,6 +38,7 @@ CPUS = re.compile(
 )  # 23.11 writes it for each task, all of whose CPUs are on one node; `cpus` has the total
 # Flags of a job that names its memory: of 22.05, and of 23.11. Without a size it is `--mem=0`: all of it.
 MEMORY_NAMED = frozenset({"JOB_MEM_SET", "EXACT_MEMORY_REQUESTED"})
+TRIED_AT = "last_sched_evaluation"
 TRIED_REASONS = ("None", "Priority", "Resources")  # of jobs that Slurm has tried its nodes for
 NO_GRES = ("gres:none", "gres/none", "none")  # written by `sbatch --gres=none`
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -98,6 +99,7 @@ class ListedJob:
         gpus: number of GPUs that it has.
         admin_comment: the queue's last message about it to its user.
         excluded: nodes that it must not use, in Slurm's notation.
+        tried_s: when Slurm last looked whether it can start, in seconds since 1970; 0 if Slurm does not say.
     """
 
     job: Job
@@ -117,6 +119,7 @@ class ListedJob:
     gpus: int = 0
     admin_comment: str = ""
     excluded: str = ""
+    tried_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,10 @@ class JobFields:
         return SlurmError(
             f"{COMMAND}: job {_short(self._raw.get('job_id'))}: {name} = {value}; allowed: {allowed}"
         )
+
+    def has(self, name: str) -> bool:
+        """Return whether Slurm gives a field."""
+        return name in self._raw
 
     def number(self, name: str) -> int:
         """Return a whole number; 0 for none."""
@@ -257,6 +264,7 @@ def listed(raw: JobFields) -> ListedJob:
         gpus=int(given[1]) if given else 0,
         admin_comment=raw.text("admin_comment"),
         excluded=raw.text("excluded_nodes"),
+        tried_s=raw.number(TRIED_AT) if raw.has(TRIED_AT) else 0,
     )
 
 

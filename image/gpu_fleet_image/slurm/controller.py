@@ -124,7 +124,6 @@ class ControllerWatch:
     _missed: dict[str, int] = field(default_factory=dict)
     _gone_since: dict[str, datetime] = field(default_factory=dict)
     _unread: bool = False  # slurmctld has not read the latest configuration yet
-    _known: frozenset[str] = frozenset()  # nodes of the last poll
     _demand: QueueDemand | None = None  # of the last poll that could count it
 
     def __post_init__(self) -> None:
@@ -199,7 +198,6 @@ class ControllerWatch:
     ) -> None:
         """Count what the jobs need; report it to the mover, and notify jobs why no instance would help."""
         self._refusals.judge(said.jobs, nodes, excluded)
-        names = frozenset(node.name for node in nodes)
         demand = needs(
             nodes,
             said.jobs,
@@ -209,9 +207,9 @@ class ControllerWatch:
             limits={name: team.max_gpus for name, team in teams.items() if team.max_gpus is not None},
             given_up=self._refusals.given_up,
             frozen={name: team.frozen for name, team in teams.items() if team.frozen},
-            fresh=names - self._known,
+            roomy=self._demand.roomy if self._demand else {},
         )
-        self._known, self._demand = names, demand
+        self._demand = demand
         self.say(to_json(demand.needs, now, said.unread, self.refused))
         self._refusals.say(said.jobs, nodes, excluded, demand, now)
 

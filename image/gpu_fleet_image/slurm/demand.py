@@ -24,8 +24,13 @@ NOT_FOR_ROOM = frozenset(
 OF_LIMITS = ("Assoc", "QOS")  # prefixes of reasons that are limits of an account or of a QoS
 # Slurm has tried the present nodes, could run the job on none, and holds it.
 GIVEN_UP = "BadConstraints"
-# Slurm has tried its nodes, and found too little left on them.
+# Slurm has tried its nodes, and found too little left on them. The reason stays while nodes come or become
+# free, until Slurm tries the job again: with ``last_sched_evaluation``, "the last time the job was evaluated
+# for scheduling" (squeue(1), LastSchedEval). Both schedulers set it before they try a job
+# (``job_scheduler.c``, ``backfill.c``, 22.05 and 23.11). The first one sets it also of a heterogeneous job,
+# which it never tries: there, and where Slurm does not say it, only time counts.
 TRIED = "Resources"
+DOUBTED_FOR_S = 120  # four rounds of the second scheduler (bf_interval)
 # Slurm's reasons for a job that it has not tried, or that others precede: its second scheduler tries all of
 # them each half minute (bf_interval), and may find room in the remains of several nodes.
 NOT_TRIED = ("", "Priority")
@@ -50,6 +55,7 @@ class QueueDemand:
         fits: job -> number of instances that it takes, of all other waiting jobs.
         kept_back: parts of heterogeneous jobs that Slurm should not try for now.
         retried: jobs that Slurm gave up and should try again.
+        roomy: job -> since when it seems to have room on nodes that others use, in seconds since 1970.
     """
 
     needs: dict[str, PoolNeed]
@@ -57,6 +63,7 @@ class QueueDemand:
     fits: dict[str, int] = field(default_factory=dict)
     kept_back: frozenset[str] = frozenset()
     retried: frozenset[str] = frozenset()
+    roomy: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Room:
         standing: instances that are busy, or take no jobs.
         free: nodes that run no job and accept one, less those that are planned for jobs.
         partly: node -> the part that jobs leave free.
-        tried: nodes of both kinds that Slurm has already tried.
+        known: all nodes.
         new: node -> the part left of each planned node: a free one, or a requested one.
         counted: free nodes that ``wanted`` includes.
         wanted: number of instances of each job that needs new ones.
@@ -77,7 +84,7 @@ class Room:
     standing: int = 0
     free: list[str] = field(default_factory=list)
     partly: dict[str, NodeSize] = field(default_factory=dict)
-    tried: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
     new: dict[str, NodeSize] = field(default_factory=dict)
     counted: set[str] = field(default_factory=set)
     wanted: list[int] = field(default_factory=list)
@@ -159,10 +166,16 @@ class Rooms:
         left: team -> GPUs that its limit leaves for its waiting jobs.
         given: jobs with room, or with instances that were requested.
         limited: jobs for which their team's limit leaves too little now.
+        now_s: time of this count, in seconds since 1970.
+        before: ``roomy`` of the count before.
+        roomy: as of ``QueueDemand``.
     """
 
     pools: dict[str, Room]
     left: dict[str, int]
+    now_s: float = 0.0
+    before: Mapping[str, float] = field(default_factory=dict)
+    roomy: dict[str, float] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
     limited: set[str] = field(default_factory=set)
 
@@ -180,7 +193,7 @@ class Rooms:
     ) -> bool:
         """Find room for all parts of a job, or for none; return whether there may be enough."""
         placed = self._placed(parts, fits, excluded, buys=buys)
-        if placed and placed[1] and all(part.job.reason == TRIED for part in parts):
+        if placed and placed[1] and self._has_failed(parts):
             beside = {part.job.pool: [*self.pools[part.job.pool].partly] for part in parts}
             kept = {part.job.id: (*excluded.get(part.job.id, ()), *beside[part.job.pool]) for part in parts}
             placed = self._placed(parts, fits, kept, buys=buys)
@@ -191,6 +204,15 @@ class Rooms:
         self.given |= {part.job.id for part in parts}
         return True
 
+    def _has_failed(self, parts: Sequence[ListedJob]) -> bool:
+        """Return whether Slurm found no room for a job since there seems to be some; note since when."""
+        key, tried_s = parts[0].job.id, parts[0].tried_s
+        # a try that began before that, and ended after it, proves nothing
+        since_s = self.roomy[key] = self.before.get(key, max(self.now_s, tried_s))
+        is_tried = len(parts) == 1 and tried_s > since_s
+        is_believed = is_tried or self.now_s - since_s >= DOUBTED_FOR_S
+        return is_believed and all(part.job.reason == TRIED for part in parts)
+
     def _placed(
         self,
         parts: Sequence[ListedJob],
@@ -199,7 +221,7 @@ class Rooms:
         *,
         buys: bool,
     ) -> tuple["Rooms", bool] | None:
-        """Return the capacity left, and whether the job shares nodes that Slurm has all tried.
+        """Return the capacity left, and whether the job shares nodes, all of which exist.
 
         None without room.
         """
@@ -224,12 +246,10 @@ class Rooms:
             before = len(self.pools[name].wanted)
             room.wanted[before:] = [sum(room.wanted[before:])] * (len(room.wanted) > before)
         is_beside = any(nodes & after.pools[name].partly.keys() for name, nodes in taken.items())
-        return after, is_beside and all(nodes <= after.pools[name].tried for name, nodes in taken.items())
+        return after, is_beside and all(nodes <= after.pools[name].known for name, nodes in taken.items())
 
 
-def rooms_of(
-    nodes: Iterable[Node], pools: Mapping[str, QueuePool], fresh: Collection[str]
-) -> dict[str, Room]:
+def rooms_of(nodes: Iterable[Node], pools: Mapping[str, QueuePool]) -> dict[str, Room]:
     """Return the present capacity of each pool."""
     rooms = {name: Room(pool) for name, pool in pools.items()}
     for node in nodes:
@@ -241,8 +261,7 @@ def rooms_of(
             room.free.append(node.name)
         if node.is_partly_free:
             room.partly[node.name] = node.left
-        if node.is_partly_free or node.name not in fresh:
-            room.tried.add(node.name)
+        room.known.add(node.name)
     return rooms
 
 
@@ -255,7 +274,7 @@ def needs(
     excluded: Mapping[str, Collection[str]] = MappingProxyType({}),
     limits: Mapping[str, int] = MappingProxyType({}),
     given_up: Collection[str] = frozenset(),
-    fresh: Collection[str] = frozenset(),
+    roomy: Mapping[str, float] = MappingProxyType({}),
     frozen: Mapping[str, str] = MappingProxyType({}),
 ) -> QueueDemand:
     """Return the demand of each pool. A job gets instances only in pools that could run it.
@@ -265,10 +284,10 @@ def needs(
         excluded: job -> nodes that it is kept away from, which count as not free for it.
         limits: team -> GPUs of its running jobs at most: beyond it no instance helps.
         given_up: jobs that Slurm could not place although there were enough nodes.
-        fresh: nodes that Slurm may not have tried yet.
+        roomy: of the count before.
         frozen: team that starts nothing -> why.
     """
-    rooms = Rooms(rooms_of(nodes, pools, fresh), _left(limits, jobs))
+    rooms = Rooms(rooms_of(nodes, pools), _left(limits, jobs), now.timestamp(), roomy)
     jobs = [_in_its_pool(job, pools) for job in jobs]
     fits, refused = _sorted_out(jobs, pools, limits, given_up, now)
     for job in jobs:
@@ -282,7 +301,10 @@ def needs(
         for _ in range(number):
             if not rooms.place(parts, fits, excluded, buys=not is_to_be_tried):
                 break
-    wanted = {name: PoolNeed(room.standing, tuple(room.wanted)) for name, room in rooms.pools.items()}
+    wanted = {
+        name: PoolNeed(room.standing, tuple(room.wanted), frozenset(room.known))
+        for name, room in rooms.pools.items()
+    }
     tried = [job for job in jobs if job.job.id in fits and _is_to_be_tried(job, fits, nodes, excluded)]
     return QueueDemand(
         wanted,
@@ -291,6 +313,7 @@ def needs(
         _kept_back(nodes, jobs, rooms, refused, now),
         # not where it would start on an instance that another job was given
         frozenset(job.job.id for job in tried if rooms.may_start(job)),
+        rooms.roomy,
     )
 
 

@@ -28,6 +28,7 @@ REACHING_FOR = timedelta(minutes=4)
 SAVES_EVERY_S = 120.0
 RESTARTS_IN = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
+SECOND_EVERY = timedelta(seconds=30)  # bf_interval
 HEALTH = "timeout 25 /usr/bin/python3 -I /opt/gpu-fleet/bin/run gpu_fleet_image.instance.gate health"
 NEXT_PART = "#SBATCH hetjob"
 NUMBERS = ("ntasks", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "mem", "mem-per-gpu")
@@ -168,6 +169,7 @@ class Job:
         resumed_s: progress of its program when this try began.
         statuses: exit statuses of its program, of each try that ended by itself.
         wishes: its user cancelled it.
+        tried_at: when a scheduler last looked at it, or its submission.
     """
 
     id: str
@@ -195,6 +197,7 @@ class Job:
     given_up: bool = False
     admin_comment: str = ""
     submitted_at: datetime = EPOCH
+    tried_at: datetime = EPOCH
     resumed_s: float = 0.0
     wishes: bool = False
     tries: list[tuple[datetime, tuple[str, ...]]] = field(default_factory=list)
@@ -313,6 +316,7 @@ class FakeSlurm:
         self.now = datetime.min.replace(tzinfo=UTC)
         self._numbers = 0
         self._planned: set[str] = set()  # nodes that jobs keep which do not start
+        self._second_at = self.now  # the second scheduler's next round
         self.configure(conf)
 
     def configure(self, conf: str) -> None:
@@ -361,6 +365,7 @@ class FakeSlurm:
                 at_once=int(at_once or 0),
                 excluded=tuple(filter(None, words.get("exclude", "").split(","))),
                 submitted_at=self.now,
+                tried_at=self.now,
             )
             if "begin" in words:
                 job.begin_at, job.reason = self.now + timedelta(seconds=int(words["begin"])), "BeginTime"
@@ -485,13 +490,18 @@ class FakeSlurm:
             return
         for node in self.nodes.values():
             self._hear(node)
-        self._planned = set()
-        for job in list(self.jobs.values()):
-            if job is (parts := self.parts_of(job))[0]:
-                self._start(parts)
+        self._schedule()
         for job in [job for job in self.jobs.values() if job.ended_at]:
             if now - (job.ended_at or now) >= FORGOTTEN_AFTER:
                 del self.jobs[job.id]
+
+    def _schedule(self) -> None:
+        """Let the first scheduler, or each half minute the second one, look at all jobs."""
+        if is_second := self.now >= self._second_at:
+            self._planned, self._second_at = set(), self.now + SECOND_EVERY
+        for job in list(self.jobs.values()):
+            if job is (parts := self.parts_of(job))[0]:
+                self._start(parts, is_second=is_second)
 
     def check_health(self) -> None:
         """Run the health check on every node, as slurmd does."""
@@ -529,13 +539,19 @@ class FakeSlurm:
                 del self.alive[job, name]
                 self.instances.works(name, on=False)
 
-    def _start(self, parts: list[Job]) -> None:
-        """Start all parts of a job, or none; in 22.05 those before one that does not fit keep their nodes."""
+    def _start(self, parts: list[Job], *, is_second: bool) -> None:
+        """Start all parts of a job, or none; in 22.05 those before one that does not fit keep their nodes.
+
+        The first scheduler notes that it has looked at a job in parts, and leaves it to the second.
+        """
         job, placed = parts[0], dict[str, dict[str, Part]]()
         if len(parts) == 1 and not self._may_start(job):
             return
         for part in parts:
             part.reason = "Resources" if part.reason == "None" else part.reason
+            part.tried_at = self.now if self._may_start(part) else part.tried_at
+        if len(parts) > 1 and not is_second:
+            return
         of_array = [
             other for other in self.jobs.values() if other.array == job.array and other.state == "RUNNING"
         ]
@@ -737,6 +753,7 @@ def record(job: Job, now: datetime, per_gpu: int = 0, tasks: int = 0) -> dict[st
         "het_job_id": int(job.group or 0),
         "job_id": int(job.id),
         "job_state": job.state,
+        "last_sched_evaluation": int(job.tried_at.timestamp()),
         "max_nodes": options.most_nodes,
         "memory_per_node": options.mem or None,
         "flags": [] if options.mem is None else ["JOB_MEM_SET"],

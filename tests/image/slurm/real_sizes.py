@@ -13,15 +13,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from gpu_fleet_image.core.queue_errors import SlurmError
-from gpu_fleet_image.slurm import configuration, slurm
+from gpu_fleet_image.slurm import configuration, demand, slurm
 from gpu_fleet_image.slurm.answers import PENDING, ListedJob
 from gpu_fleet_image.slurm.configuration import Cluster
 from gpu_fleet_image.slurm.controller import gpus_named
+from gpu_fleet_image.slurm.demand import TRIED
 from tests.image.slurm.size_world import AND, MOST, POOL, SIZE, Play, watch_of
 
 PACKAGES = (
@@ -116,8 +118,9 @@ HOSTILE = (
 OUTPUT = "%99999999999j"
 LOG = logging.getLogger(__name__)
 LOOK_S, START_S, SETTLED, LONGEST_S = 0.5, 20.0, 6, 60.0
-# A job that Slurm has not looked at yet is left alone for a while: here it has looked within a second.
-AHEAD = timedelta(seconds=30)
+# A job that Slurm has not tried yet is left alone for a while: here it tries each second, not half minute.
+SOONER = {"TRUE_AFTER_S": 0, "TRIED_AFTER_S": 5, "DOUBTED_FOR_S": 8}
+DOUBTED = 20  # polls that last longer than that
 
 
 @dataclass
@@ -173,20 +176,25 @@ class RealPlay(Play):
 
     def asked(self) -> int:
         """Poll; return the number of instances that the controller asks for."""
-        self.watch.once(datetime.now(UTC) + AHEAD)
-        return self.wanted(datetime.now(UTC) + AHEAD)
+        self.watch.once(datetime.now(UTC))
+        return self.wanted(datetime.now(UTC))
 
     def settle(self) -> None:
-        """Poll, buy, and let Slurm start jobs, until nothing has changed for some polls."""
+        """Poll, buy, and let Slurm start jobs, until nothing has changed for some polls.
+
+        More where the pool may yet get an instance for a job that Slurm found no room for.
+        """
         before: list[Any] = []
-        until = time.monotonic() + LONGEST_S
-        while time.monotonic() < until and (len(before) < SETTLED or any(it != before[0] for it in before)):
+        until, least = time.monotonic() + LONGEST_S, SETTLED
+        while time.monotonic() < until and (len(before) < least or any(it != before[0] for it in before)):
             for _ in range(self.asked() - len(self.bought)):
                 self.add()
             time.sleep(LOOK_S)
             self.used |= {node.name for node in slurm.nodes(self.ask) if node.flags & slurm.BUSY_FLAGS}
             states = [(listed.job.id, listed.job.state, listed.job.reason) for listed in self.jobs()]
-            before = [*before, (len(self.bought), sorted(states))][-SETTLED:]
+            is_doubted = len(self.bought) < MOST and any(reason == TRIED for *_, reason in states)
+            least = DOUBTED if is_doubted else SETTLED
+            before = [*before, (len(self.bought), sorted(states))][-least:]
 
     def waiting(self, most: int = 99) -> dict[str, str]:
         """Return job -> reason for users, of waiting jobs that need at most `most` instances."""
@@ -251,7 +259,8 @@ def real_play(folder: Path) -> Iterator[RealPlay]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        yield RealPlay(init=_init_of(process, folder / "log"))
+        with patch.multiple(demand, **SOONER):
+            yield RealPlay(init=_init_of(process, folder / "log"))
     finally:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         with suppress(OSError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_fleet_image.core.queue_errors import SlurmError
 from gpu_fleet_image.slurm import answers
-from gpu_fleet_image.slurm.answers import answer, printable, request
+from gpu_fleet_image.slurm.answers import TRIED_AT, answer, printable, request
 from gpu_fleet_image.slurm.sizes import JobRequest
 
 SAID = json.loads(Path(__file__).with_name("squeue_22_05.json").read_text())
@@ -76,6 +76,9 @@ READ = [
     (ARRAY, {"array_task_string": "1,3-5"}, ("tasks", "job.number"), (4, "50")),
     (ARRAY, {"array_task_string": "0-10:2"}, ("tasks", "job.number"), (6, "50")),
     (ARRAY, {"array_task_string": "0-7,9-21:4%2"}, ("tasks", "job.number"), (12, "50")),
+    # when Slurm last tried it, if it says so
+    (HOSTILE, {TRIED_AT: 5}, "tried_s", 5),
+    ({key: said for key, said in HOSTILE.items() if key != TRIED_AT}, {}, "tried_s", 0),
     # a job with a deadline must begin by its least time before
     (TIMELESS, {}, "begin_by_s", 0),
     (TIMELESS, {"deadline": 100_000}, "begin_by_s", 100_000),
@@ -114,7 +117,7 @@ OBJECTS = """
 array_job_id array_max_tasks array_task_id cores_per_socket cpus eligible_time end_time het_job_id max_nodes
 memory_per_cpu memory_per_node minimum_cpus_per_node minimum_tmp_disk_per_node node_count priority
 sockets_per_node start_time submit_time tasks tasks_per_core tasks_per_node tasks_per_socket threads_per_core
-time_limit deadline time_minimum
+time_limit deadline time_minimum last_sched_evaluation
 """
 LISTS = "job_state shared"
 

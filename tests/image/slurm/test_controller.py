@@ -407,7 +407,7 @@ def test_what_a_user_excludes_stays_excluded_beside_where_the_job_failed():
     site.look(2)
 
     assert site.calls == ["scontrol update jobid=7 excnodelist=i-2,i-1"]
-    assert site.said[1]["pools"]["train"] == {"standing": 1, "jobs": [3]}
+    assert site.said[1]["pools"]["train"] == {"standing": 1, "jobs": [3], "nodes": [*nodes]}
 
 
 def test_a_job_that_slurm_does_not_let_change_is_tried_at_the_next_look():

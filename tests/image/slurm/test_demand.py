@@ -115,10 +115,30 @@ def test_waiting_jobs_want_the_instances_that_would_start_them_and_no_others():
     assert [row for row in WANTED if need(*row[0], **row[1]).jobs != row[2]] == []
 
 
+@pytest.mark.parametrize(
+    ("jobs", "polls"),
+    [
+        # second of Slurm's last try of it, at each poll -> whether it gets an instance of its own
+        ([job(ONE)], ((0, 9, ()), (30, 9, ()), (60, 61, (1,)))),
+        # the room may be newer than this try, after which Slurm tries it no more or does not say when
+        ([job(ONE)], ((0, 0, ()), (15, 0, ()), (119, 0, ()), (120, 0, (1,)))),
+        # the first scheduler looks at it and leaves it to the second
+        (group(ONE, ONE), ((0, 0, ()), (119, 119, ()), (120, 119, (2,)))),
+    ],
+)
+def test_a_job_is_bought_one_beside_where_it_seems_to_fit_once_slurm_has_tried_that_in_vain(jobs, polls):
+    there, roomy = (MIXED, replace(MIXED, name="i-1"))[: len(jobs)], {}
+    for seconds, tried, wanted in polls:
+        now, tried_s = NOW + timedelta(seconds=seconds), SECOND_S + tried
+        found = needs(there, [replace(one, tried_s=tried_s) for one in jobs], POOLS, now, roomy=roomy)
+        assert (seconds, found.needs["train"].jobs) == (seconds, wanted)
+        roomy = found.roomy
+
+
 def test_a_job_needs_its_instances_beside_those_that_are_at_work():
     counted = need(job(whole(2)), nodes=nodes("ibd"))
 
-    assert counted == PoolNeed(2, (2,))
+    assert counted == PoolNeed(2, (2,), frozenset({"i-0", "i-1", "i-2"}))
     assert counted.wanted(10) == 4
 
 
@@ -186,15 +206,24 @@ def test_a_job_gets_all_its_instances_or_none():
 
 
 def test_the_mover_reads_what_the_controller_wrote_until_it_is_old():
-    said = {"train": PoolNeed(1, (2, 3))}
+    said = {"train": PoolNeed(1, (2, 3), frozenset({"i-1"}))}
 
     assert needs_of(to_json(said, NOW), FRESH) == said
     assert needs_of(to_json(said, NOW), FRESH + timedelta(seconds=1)) == {}
 
 
+OF_TEXT = {"train": {"standing": 0, "jobs": [], "nodes": "i-1"}}
+
+
 @pytest.mark.parametrize(
     "pools",
-    [None, {"train": 1}, {"train": {"standing": "x", "jobs": []}}, {"train": {"standing": inf, "jobs": []}}],
+    [
+        None,
+        {"train": 1},
+        {"train": {"standing": "x", "jobs": []}},
+        {"train": {"standing": inf, "jobs": []}},
+        OF_TEXT,
+    ],
 )
 def test_a_damaged_word_is_refused(pools):
     with pytest.raises(CloudError, match=r"capacity/queue\.json"):

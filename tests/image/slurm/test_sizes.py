@@ -80,6 +80,24 @@ def test_beside_others_is_bought_what_a_job_can_use(batches, instances, states):
     assert "".join(job.state[0] for job in played.jobs) == states
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("seconds", [0, 15])
+def test_a_job_in_parts_that_slurm_tries_each_half_minute_alone_gets_no_instance_too_many(seconds, is_new):
+    """Neither while the last instance that it needs is new, nor while the job is."""
+    played = SizePlay()
+    played.submit(gpus=1)
+    others = [] if is_new else played.submit(gpus=8)
+    played.wait()
+    for other in others:
+        played.slurm.cancel(other)
+    played.wait(timedelta(minutes=10, seconds=seconds))
+
+    parts = played.submit(gpus=1, **{AND: {"gpus": 1}})
+    played.wait()
+
+    assert ({part.state for part in parts}, len(played.bought)) == ({"RUNNING"}, 2)
+
+
 def test_jobs_that_are_kept_away_from_a_free_instance_get_one_each_and_none_beside():
     played = SizePlay()
     (first,) = played.submit(gpus=8)

@@ -28,6 +28,8 @@ from gpu_fleet_image.core.times import format_time
 COOL_OFF = timedelta(minutes=5)
 # Clocks differ, and Alibaba Cloud reports whole minutes.
 CLOCK = timedelta(minutes=1)
+# An instance that is no node of the queue by then, counted from its start, runs no jobs.
+JOINS_WITHIN = timedelta(minutes=20)
 _SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
 _SPARE_REASON = "hot spare"
 LIVING = frozenset({"pending", "running"})
@@ -136,7 +138,53 @@ class PassState:
     def total(self, pool: str) -> int:
         """Return the number of instances that a pool has or is about to have."""
         groups = sum(self.desired(site.group.name) for site in self.view.sites.get(pool, ()))
-        return groups + sum(coming.pool == pool and not coming.started for coming in self.coming)
+        waiting = sum(coming.pool == pool and not coming.started for coming in self.coming)
+        return groups + len(self.outside(pool)) + waiting
+
+    def outside(self, pool: str) -> list[Instance]:
+        """Return the running instances of a pool that are in no group.
+
+        One was stopped by the sweep and started by its user, or could not be put back into its group.
+        """
+        members = self._members(pool)
+        return [instance for instance in self._living(pool) if instance.id not in members]
+
+    def serving(self, pool: str, nodes: frozenset[str] | None) -> int:
+        """Return the number of instances that run jobs of the queue, or will soon.
+
+        Those are its nodes, what has started lately, and what is to start.
+        """
+        if nodes is None:
+            return self.total(pool)
+        seen = {instance.id for instance in self.view.instances}
+        on_way = sum(coming.pool == pool and not coming.started for coming in self.coming)
+        for site in self.view.sites.get(pool, ()):
+            on_way += max(0, self.desired(site.group.name) - site.group.size)
+        on_way += len(self._members(pool) - seen - nodes)
+        no_nodes = [instance for instance in self._living(pool) if instance.id not in nodes]
+        young = sum(self.now - instance.launched_at < JOINS_WITHIN for instance in no_nodes)
+        return len(nodes) + young + on_way
+
+    def useless(self, pool: str, nodes: frozenset[str] | None) -> list[Instance]:
+        """Return instances that count against ``size.max`` and run no jobs of the queue."""
+        if nodes is None:
+            return []
+        old = [instance for instance in self._living(pool) if self.now - instance.launched_at >= JOINS_WITHIN]
+        members = self._members(pool)
+        stopped = [
+            instance
+            for instance in self.view.instances
+            if instance.state not in LIVING and instance.id in members
+        ]
+        return [instance for instance in old + stopped if instance.id not in nodes]
+
+    def _living(self, pool: str) -> list[Instance]:
+        return [
+            instance for instance in self.view.instances if instance.pool == pool and instance.state in LIVING
+        ]
+
+    def _members(self, pool: str) -> set[str]:
+        return {name for site in self.view.sites.get(pool, ()) for name in site.group.members}
 
     def desired(self, name: str) -> int:
         """Return the desired capacity of a group, with what this pass changes."""

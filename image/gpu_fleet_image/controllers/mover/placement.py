@@ -104,6 +104,7 @@ def _limits(state: PassState, coming: Coming) -> str:
         return "frozen"
     capacity = state.capacity(coming.pool)
     standing = sum(state.desired(site.group.name) for site in state.view.sites.get(coming.pool, ()))
+    standing += len(state.outside(coming.pool))
     if capacity is None or standing + 1 > capacity.max_size:
         return "full"
     request = state.requests.get(coming.purpose)

@@ -11,6 +11,10 @@ from gpu_fleet_image.core.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, Instance
 from gpu_fleet_image.core.queue_need import PoolNeed
 from gpu_fleet_image.core.times import parse_time
 
+_NO_NODES = "no nodes of the queue: "
+# So many that were started for jobs and never joined: more would not join either.
+_IN_VAIN = 3
+_WHILE = f"they count against size.max, and beside {_IN_VAIN} that were started for jobs nothing starts"
 _LOAD_COOLDOWN = timedelta(minutes=5)
 
 
@@ -74,18 +78,40 @@ def follow_load(state: PassState) -> None:
 def follow_queue(state: PassState) -> None:
     """Want as many instances as waiting jobs need and the budget pays for: of a job all or none.
 
-    What waits for a group is wanted anew in each pass: its job may be gone, or the money.
+    What waits for a group is wanted anew in each pass: its job may be gone, or the money. Instances that are
+    no nodes of the queue run no job, and take their places of ``size.max``.
     """
     needs = state.view.queue
     for pool, capacity in state.pools() if needs is not None else ():
         need = (needs or {}).get(pool, PoolNeed(0, ()))
         waits = state.queued(pool)
         state.coming = [coming for coming in state.coming if coming not in waits]
-        total = state.total(pool)
-        missing = need.wanted(capacity.max_size) - total
+        serving = state.serving(pool, need.nodes)
+        useless = state.useless(pool, need.nodes)
+        places = capacity.max_size - max(0, state.total(pool) - serving)
+        in_vain = [
+            instance
+            for instance in useless
+            if instance.state in LIVING and state.purpose_of(instance) == QUEUED
+        ]
+        if len(in_vain) >= _IN_VAIN:
+            places = min(places, serving)
+        missing = need.wanted(places) - serving
         most = growth_budget.allowed(state, pool, missing)
-        whole = min(most, need.wanted(total + most) - total)
+        whole = min(most, need.wanted(serving + most) - serving)
         _want(state, pool, QUEUED, missing, max(0, whole), waits=waits)
+        _say_useless(state, pool, useless, need.wanted(capacity.max_size) - need.wanted(places))
+
+
+def _say_useless(state: PassState, pool: str, useless: Iterable[Instance], number: int) -> None:
+    """Say once why jobs get no instance, if those that run no jobs leave too few places."""
+    if not state.held.get(pool, _NO_NODES).startswith(_NO_NODES):
+        return
+    said = state.held.pop(pool, "")
+    if names := ", ".join(sorted(instance.id for instance in useless if number)):
+        state.held[pool] = f"{_NO_NODES}{names}; {_WHILE}"
+        if not said:
+            state.note(Action.HOLD, pool, f"{number} more ({QUEUED}): {state.held[pool]}")
 
 
 def _want(

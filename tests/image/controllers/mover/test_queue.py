@@ -1,6 +1,8 @@
 """What the queue wants of the mover: as many instances as its jobs need, within every limit."""
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -11,7 +13,7 @@ from gpu_fleet_image.core import policy as policies
 from gpu_fleet_image.core.capacity import MoverState
 from gpu_fleet_image.core.model import Group
 from gpu_fleet_image.core.queue_need import PoolNeed
-from tests.image.cloud_of_groups import LABELS, START, Cloud, policy
+from tests.image.cloud_of_groups import LABELS, START, Cloud, policy, request
 from tests.image.moto_fleet import policy_json, pool_policy
 
 A, B = LABELS
@@ -155,3 +157,66 @@ def test_a_job_whose_instances_the_cloud_took_starts_in_the_next_zone():
     cloud.minutes(3)
 
     assert cloud.desired == {A: 0, B: 2}
+
+
+def told(cloud: Cloud, standing: int, *jobs: int, nodes: Iterable[str]) -> int:
+    """Let the queue say what it needs and which nodes it has; return what starts within an hour."""
+    cloud.queue, before = {"train": PoolNeed(standing, jobs, frozenset(nodes))}, sum(cloud.desired.values())
+    cloud.minutes(60)
+    return sum(cloud.desired.values()) - before
+
+
+def test_an_instance_in_no_group_runs_its_job_and_nothing_starts_for_that():
+    cloud = queued()
+    nodes = [cloud.outside() for _ in range(3)]
+
+    assert told(cloud, 3, nodes=nodes) == 0
+    assert told(cloud, 2, 1, nodes=nodes) == 0
+    assert told(cloud, 3, 2, nodes=nodes) == 0  # size.max is 4
+    assert told(cloud, 3, 1, nodes=nodes) == 1
+    assert cloud.totals[-1] == {"train": 4}
+
+
+def test_what_a_user_started_outside_leaves_less_of_the_pool_to_what_waits():
+    cloud = Cloud(room=dict.fromkeys(LABELS, False))
+    cloud.move(request(3))
+    cloud.minutes(4)
+    for _ in range(2):
+        cloud.outside()
+    cloud.room = dict.fromkeys(LABELS, True)
+
+    cloud.minutes(10)
+
+    assert len(cloud.instances) == 4
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_a_member_that_is_no_node_serves_no_job_and_keeps_its_place(state):
+    cloud = queued(standing=1)
+    cloud.minutes(2)
+    (member,) = cloud.instances
+    cloud.queue = {}
+    cloud.minutes(19 * (state == "running"))
+    cloud.instances[member] = replace(cloud.instances[member], state=state)
+    cloud.queue = {"train": PoolNeed(0, (1,), frozenset())}
+
+    cloud.minutes(4)
+
+    assert len(cloud.instances) == 2
+    assert told(cloud, 1, 3, nodes=["i-0001"]) == 0
+    assert cloud.state.held["train"].startswith(
+        f"no nodes of the queue: {member}; they count against size.max"
+    )
+    assert [decision.action for decision in cloud.ledger].count(Action.HOLD) == 1
+    assert told(cloud, 1, nodes=["i-0001"]) == 0
+    assert cloud.state.held == {}
+
+
+def test_an_instance_that_boots_serves_the_job_and_after_three_in_vain_nothing_starts():
+    cloud = queued()
+    cloud.policy = policy(queue_gpus=8, max_size=8)
+    cloud.groups = {label: replace(group, max_size=8) for label, group in cloud.groups.items()}
+
+    assert told(cloud, 0, 1, nodes=()) + told(cloud, 0, 1, nodes=()) == 3
+    assert [f"{decision.action}" for decision in cloud.ledger].count("start") == 3
+    assert "i-0000, i-0001, i-0002" in cloud.state.held["train"]
