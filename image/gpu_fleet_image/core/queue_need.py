@@ -19,6 +19,8 @@ SCHEMA = 1
 FRESH = timedelta(minutes=5)
 # A replaced controller is back before that.
 SILENT_AFTER = timedelta(minutes=15)
+# A controller that starts with its stack waits for what takes longest there: shared scratch.
+FIRST_AFTER = timedelta(minutes=45)
 LONGEST = 1 << 20  # bytes of the object
 _MOST_JOBS = 1000
 _LONGEST_WHY = 300

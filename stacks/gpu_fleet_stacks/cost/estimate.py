@@ -134,7 +134,8 @@ class _Parts:
         worst = self._own_currency(listed, listed.amount)
         if market is not Market.SPOT:
             return exactly(worst)
-        if pool.spot_price_limit is not None and not falls_back(pool, market):
+        # beside an assumed price nobody knows the currency of the account, which is the limit's
+        if pool.spot_price_limit is not None and not (listed.assumed or falls_back(pool, market)):
             worst = min(worst, self._own_currency(listed, pool.spot_price_limit))
         expected = worst if spot.amount is None else min(worst, self._own_currency(spot, spot.amount))
         return CostRange(expected, worst)

@@ -71,12 +71,12 @@ def _reservations(stack: Stack, pool: Pool) -> Iterator[PaidReservation]:
 def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, Decimal | None]]:
     """Yield (type, highest price of an hour without disks); the price is None where none is public.
 
-    Prices that the stack file assumes are in ``assumed`` instead, unless a limit of the pool is lower.
+    Prices that the stack file assumes are in ``assumed`` instead.
     """
     for name in pool.types:
         if market is Market.CAPACITY_BLOCK:
             yield name, Decimal(0)
-        elif name in stack.budget.assume and (market is not Market.SPOT or pool.spot_price_limit is None):
+        elif name in stack.budget.assume:
             yield name, None
         else:
             yield name, _hour(_of_one(stack, pool, name, market), pool, CostKind.COMPUTE)

@@ -77,9 +77,12 @@ def _assumed(stack: Stack) -> Iterator[Problem]:
     if not stack.budget.assume:
         return
     listed, free = dict(_listed(stack)), set(_to_assume(stack))
+    prepaid = {name for pool in stack.pools for name in pool.types} - {*_types_by_the_hour(stack)}
     for name, price in stack.budget.assume.items():
         key = f"budget.assume.{name}"
-        if name in listed and name not in free:
+        if name in prepaid:
+            yield Problem(key, str(price), "is used by prepaid capacity blocks alone; leave it out")
+        elif name in listed and name not in free:
             yield Problem(key, str(price), f"has a list price of {listed[name]}; leave it out")
         elif name not in free:
             near = get_close_matches(name, free, n=1)

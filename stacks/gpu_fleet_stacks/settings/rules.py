@@ -45,6 +45,9 @@ LONGEST_ROLE_NAME = 64
 # AWSServiceRoleForAutoScaling_gpu-fleet-<stack>: the longest name that IAM takes with that beginning.
 LONGEST_STACK_NAME_AWS = LONGEST_ROLE_NAME - len("AWSServiceRoleForAutoScaling_gpu-fleet-")
 
+# A rule's description says "SSH from SITE" (docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpRange.html).
+SITE_AWS = re.compile(r"[A-Za-z0-9. _:/()#,@\[\]+=&;{}!$*-]{1,200}")
+
 ACCOUNT_DIGITS = {Cloud.AWS: 12, Cloud.ALICLOUD: 16}
 ZONE_SUFFIX_PATTERN = {Cloud.AWS: r"[a-z]", Cloud.ALICLOUD: r"-?[a-z]"}
 ROTATION_DAYS_AWS = 90
@@ -198,6 +201,13 @@ def _access(stack: Stack) -> Iterator[Problem]:
             yield Problem(key, str(network), allowed)
         elif not private and network.prefixlen < WIDEST_PUBLIC_PREFIX:
             yield Problem(key, str(network), f"a public network must be /{WIDEST_PUBLIC_PREFIX} or narrower")
+
+
+def _sites(stack: Stack) -> Iterator[Problem]:
+    for site in stack.access.ssh_from:
+        if stack.cloud is Cloud.AWS and not SITE_AWS.fullmatch(site):
+            allowed = "must be up to 200 ASCII letters, digits, spaces and any of ._-:/()#,@[]+=&;{}!$*"
+            yield Problem("access.ssh_from", site, allowed)
 
 
 def _each_network_once(stack: Stack) -> Iterator[Problem]:
@@ -367,7 +377,7 @@ def _length_of_role(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_name, _length_of_name, _region, _replica_region, _account, _length_of_buckets),
     *(_cidr, _peers, _way_out, _each_zone_once, _zones, _slots),
-    *(_access, _each_network_once, _key_rotation, _scratch),
+    *(_access, _sites, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_notify, _each_webhook_once),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_tag_once, _each_pool_once),

@@ -99,14 +99,6 @@ UserName = Annotated[
         r"[\w.:/=+@-]{1,64}( [\w.:/=+@-]{1,64})*", "must be a login name, or the owner of a pool or the stack"
     ),
 ]
-# A rule's description says "SSH from SITE" (docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpRange.html).
-SiteName = Annotated[
-    str,
-    Matching(
-        r"[A-Za-z0-9. _:/()#,@\[\]+=&;{}!$*-]{1,200}",
-        "must be up to 200 ASCII letters, digits, spaces and any of ._-:/()#,@[]+=&;{}!$*",
-    ),
-]
 # useradd's own default, without the capitals and dots that confuse some file systems and mail (useradd(8)).
 AccountName = Annotated[
     str,
@@ -510,7 +502,7 @@ class AccessSettings:
             accounts.
     """
 
-    ssh_from: dict[SiteName, Network] = Field(default_factory=dict)
+    ssh_from: dict[str, Network] = Field(default_factory=dict)
     people: Annotated[dict[AccountName, AccountSettings], Field(max_length=1000)] = Field(
         default_factory=dict
     )

@@ -91,7 +91,7 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour_even_where_its_
     assert (alone.pools["dev"].reserved, alone.lacks) == (2, ())
     assert [beside.price_of(pool, kind, spot=False) for pool in ("dev", "own")] == [0, 63]
     refused = refusal(examples.stack_file(pools=[block], budget=assuming, **abroad))
-    assert f"budget.assume.{kind} = '63': names nothing that this stack uses" in refused
+    assert f"budget.assume.{kind} = '63': is used by prepaid capacity blocks alone" in refused
 
 
 def test_the_meter_knows_each_reservation_s_count_end_and_group():
@@ -165,13 +165,15 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
 
 
-def test_a_limit_on_the_spot_price_holds_for_an_assumed_price_too():
+def test_a_limit_on_the_spot_price_lowers_no_assumed_price_since_its_currency_is_the_accounts():
     kind = "ecs.gn8v-8x.48xlarge"
-    spot = alicloud_examples.pool(types=[kind], market="spot", spot_price_limit="2")
+    spot = alicloud_examples.pool(types=[kind], market="spot", spot_price_limit="2", size={"max": 1})
+    stack = alicloud_examples.stack(pools=[spot])
 
-    budget = meter_prices.budget(alicloud_examples.stack(pools=[spot]))
+    (line,) = estimate(stack).of_kind(CostKind.COMPUTE)
 
-    assert (budget.price_of("dev", kind, spot=True), budget.assumed[kind]) == (2, Decimal("2.5"))
+    metered = meter_prices.budget(stack).price_of("dev", kind, spot=True)
+    assert (metered, line.months[Level.MAX].worst.amount) == (Decimal("2.5"), Decimal("2.5") * 730)
 
 
 def test_the_meter_names_what_has_no_public_price_and_the_region_whose_prices_stand_in_for_its_own():

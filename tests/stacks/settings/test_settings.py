@@ -239,7 +239,7 @@ NOT_TOGETHER: dict[str, dict[str, Any]] = {
     },
     "network.slots = 2: given to 2 zones; each slot to one zone": slots(2, 2),
     "network.slots.us-east-1a = 8: must be less than or equal to 7": slots(8, 1),
-    """access.ssh_from.Büro <1> = 'Büro <1>': must be up to 200 ASCII letters""": {
+    """access.ssh_from = 'Büro <1>': must be up to 200 ASCII letters""": {
         "access.ssh_from": {"Büro <1>": "10.9.0.0/16"}
     },
     "access.ssh_from = '10.9.0.0/16': named 2 times; each network once": {

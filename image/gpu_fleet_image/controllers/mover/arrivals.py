@@ -20,7 +20,6 @@ def arrive(state: PassState) -> None:
         if new is not None:
             state.coming.remove(coming)
             give(state, new, coming.purpose, coming.pool, "came", group=coming.group)
-    _give_again(state)
 
 
 def adopt(state: PassState) -> None:
@@ -37,15 +36,6 @@ def adopt(state: PassState) -> None:
                 state.coming.append(
                     replace(here, group=group.name, since=state.now, goal=group.desired, started=True)
                 )
-
-
-def _give_again(state: PassState) -> None:
-    """Decide again on tags that an earlier pass could not write."""
-    for request in state.requests.values():
-        for instance in state.view.instances:
-            mine = instance.id in request.instances and instance.id not in state.given
-            if mine and instance.tags.get(TAG_TAKEN) != request.key:
-                _note_gift(state, instance, request, "is")
 
 
 def _new_in(state: PassState, coming: Coming) -> Iterator[Instance]:
@@ -76,10 +66,14 @@ def give(state: PassState, instance: Instance, purpose: str, pool: str, why: str
 
 
 def tag_again(state: PassState) -> None:
-    """Decide again on the tags of what pools started for themselves, where an earlier pass wrote none."""
+    """Decide again on the tags that an earlier pass could not write."""
     for instance in state.view.instances:
         purpose = state.unseen.get(instance.id)
-        if purpose is not None and state.given[instance.id] == purpose:
+        if purpose is None or state.given[instance.id] != purpose:
+            continue
+        if purpose in state.requests:
+            _note_gift(state, instance, state.requests[purpose], "is")
+        else:
             give(state, instance, purpose, instance.pool, "is")
 
 

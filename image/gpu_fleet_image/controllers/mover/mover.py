@@ -41,7 +41,15 @@ from gpu_fleet_image.core.cloud import SweepCloud
 from gpu_fleet_image.core.counting import counted
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.policy import Policy, PoolPolicy
-from gpu_fleet_image.core.queue_need import LONGEST, QUEUE, SILENT_AFTER, PoolNeed, needs_of, trouble_of
+from gpu_fleet_image.core.queue_need import (
+    FIRST_AFTER,
+    LONGEST,
+    QUEUE,
+    SILENT_AFTER,
+    PoolNeed,
+    needs_of,
+    trouble_of,
+)
 from gpu_fleet_image.core.reaper_errors import CloudError, ConfigurationError, DeadlineError
 from gpu_fleet_image.core.store import Store
 from gpu_fleet_image.core.times import format_time
@@ -237,7 +245,7 @@ class _Mover:
         """Read the queue's newest need, none where its controller is silent; and since when none was read."""
         if not self._policy.has_queue:
             return None, None
-        why = "the queue's controller has not reported"
+        why, after = "the queue's controller has not reported", FIRST_AFTER
         try:
             if (said := self._store.newest(QUEUE, LONGEST)) is not None:
                 needs = needs_of(said.content, said.age)
@@ -245,10 +253,10 @@ class _Mover:
                     self._failures.append(Failure("*", _HEAR, trouble))
                 return needs, None
         except CloudError as error:
-            why = f"nobody can read what the queue wants ({error})"
+            why, after = f"nobody can read what the queue wants ({error})", SILENT_AFTER
             self._failures.append(Failure("*", "read what the queue wants", str(error)))
         since = unheard or now
-        if now - since > SILENT_AFTER:
+        if now - since > after:
             text = f"{why} since {format_time(since)}: no job gets an instance"
             self._failures.append(Failure("*", _HEAR, text))
         return {}, since

@@ -54,6 +54,10 @@ class PassState:
         self.held = dict(before.held)
         # instance -> what it was given for, in this pass, or by one whose tag nobody sees yet
         self.given = {name: given for name, given in before.gifts.items() if name in self._untagged()}
+        for key, request in self.requests.items():
+            own = [instance for instance in view.instances if instance.id in request.instances]
+            unseen = [instance.id for instance in own if instance.tags.get(TAG_TAKEN, "") in ("", *OWN)]
+            self.given |= dict.fromkeys(unseen, key)
         self.unseen = dict(self.given)
         self.rises = Counter[str]()  # group -> instances that this pass starts there
         self.falls = Counter[str]()
@@ -101,12 +105,12 @@ class PassState:
         for _ in range(number):
             self.coming.append(Coming(self.name(pool), pool, purpose, self.now))
 
-    def queued(self, pool: str) -> list[Coming]:
-        """Return what the queue wants and no group was asked for yet."""
+    def waiting(self, pool: str, purpose: str) -> list[Coming]:
+        """Return what a pool wants for a purpose and no group was asked for yet."""
         return [
             coming
             for coming in self.coming
-            if coming.pool == pool and coming.purpose == QUEUED and not coming.group
+            if coming.pool == pool and coming.purpose == purpose and not coming.group
         ]
 
     def name(self, pool: str) -> str:

@@ -114,7 +114,7 @@ def _limits(state: PassState, coming: Coming) -> str:
     if coming.purpose in state.requests:
         return growth_budget.spent(state)
     # a job gets all its instances or none, whatever other pools started in this pass
-    number = len(state.queued(coming.pool)) if coming.purpose == QUEUED else 1
+    number = len(state.waiting(coming.pool, QUEUED)) if coming.purpose == QUEUED else 1
     return growth_budget.too_dear(state, coming.pool, max(1, number), None)
 
 

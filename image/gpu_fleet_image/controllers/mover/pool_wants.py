@@ -19,8 +19,13 @@ _LOAD_COOLDOWN = timedelta(minutes=5)
 
 
 def keep_spares(state: PassState) -> None:
-    """Keep as many hot spares as each pool sets; release those beyond."""
+    """Keep as many hot spares as each pool sets; release those beyond.
+
+    What waits for a group is wanted anew in each pass: another pool may have got the money.
+    """
     for pool, capacity in state.pools():
+        waits = state.waiting(pool, SPARE)
+        state.coming = [coming for coming in state.coming if coming not in waits]
         on_way = [arrival for arrival in state.coming if arrival.pool == pool and arrival.purpose == SPARE]
         here = [
             instance
@@ -28,9 +33,6 @@ def keep_spares(state: PassState) -> None:
             if instance.pool == pool and instance.state in LIVING and state.purpose_of(instance) == SPARE
         ]
         surplus = len(here) + len(on_way) - capacity.spare
-        for coming in [arrival for arrival in on_way if not arrival.group][: max(0, surplus)]:
-            state.coming.remove(coming)
-            surplus -= 1
         for instance in here[: max(0, surplus)]:
             state.given[instance.id] = SHARED
             state.note(
@@ -49,7 +51,7 @@ def keep_spares(state: PassState) -> None:
                 if state.purpose_of(instance) == SPARE and instance.id not in state.given
             ],
         )
-        _want(state, pool, SPARE, -surplus, growth_budget.allowed(state, pool, -surplus))
+        _want(state, pool, SPARE, -surplus, growth_budget.allowed(state, pool, -surplus), waits=waits)
 
 
 def _renew(state: PassState, spares: Iterable[Instance]) -> None:
@@ -84,7 +86,7 @@ def follow_queue(state: PassState) -> None:
     needs = state.view.queue
     for pool, capacity in state.pools() if needs is not None else ():
         need = (needs or {}).get(pool, PoolNeed(0, ()))
-        waits = state.queued(pool)
+        waits = state.waiting(pool, QUEUED)
         state.coming = [coming for coming in state.coming if coming not in waits]
         serving = state.serving(pool, need.nodes)
         useless = state.useless(pool, need.nodes)

@@ -16,7 +16,7 @@ from gpu_fleet_image.controllers.mover.pool_view import Action, PlacementDecisio
 from gpu_fleet_image.core.capacity import QUEUED, REQUESTS, STATE, Coming, MoverState, Request, asked
 from gpu_fleet_image.core.model import Group, Inventory
 from gpu_fleet_image.core.policy import Policy
-from gpu_fleet_image.core.queue_need import FRESH, QUEUE, SILENT_AFTER, to_json
+from gpu_fleet_image.core.queue_need import FIRST_AFTER, FRESH, QUEUE, SILENT_AFTER, to_json
 from gpu_fleet_image.core.reaper_errors import CloudError, DeadlineError
 from gpu_fleet_image.core.store import StoredObject
 from tests.image.cloud_of_groups import LABELS, NO_ROOM, START, Cloud, policy, request
@@ -184,15 +184,21 @@ def test_a_queues_controller_that_is_silent_or_cannot_read_a_job_fails_the_pass(
         mover.log(done)
 
 
-@pytest.mark.parametrize("said", [None, StoredObject({}, "v")], ids=["none", "damaged"])
-def test_a_queues_controller_of_which_no_report_was_ever_read_fails_the_pass_after_a_while(passes, said):
+@pytest.mark.parametrize(
+    ("said", "late"),
+    [(None, FIRST_AFTER), (StoredObject({}, "v"), SILENT_AFTER)],
+    ids=["none", "damaged"],
+)
+def test_a_queues_controller_of_which_no_report_was_ever_read_fails_the_pass_after_a_while(
+    passes, said, late
+):
     store = OwnStore()
     store.newest = lambda key, *_: said if key == QUEUE else None
 
-    for after in (timedelta(), SILENT_AFTER):
+    for after in (timedelta(), late):
         mover.log(passes(store, now=START + after))
 
-    done = passes(store, now=START + SILENT_AFTER + timedelta(minutes=1))
+    done = passes(store, now=START + late + timedelta(minutes=1))
     with pytest.raises(CloudError, match=f"since {START:%Y-%m-%dT%H:%M}.*: no job gets an instance"):
         mover.log(done)
     said = StoredObject(to_json({}, START), "v")

@@ -184,6 +184,31 @@ def test_a_spare_without_its_tags_is_the_pools_once_it_keeps_none():
     assert TAG_KEEP_UNTIL not in cloud.instances[spare].tags
 
 
+def test_an_instance_whose_tags_were_refused_is_given_to_nobody_else():
+    cloud = Cloud()
+    cloud.move(request(who="bob"))
+    cloud.later()
+    refused = dict(cloud.instances)
+    cloud.move(request(number=2))
+    cloud.instances |= refused
+
+    cloud.minutes(5)
+
+    assert [len(cloud.owned(who)) for who in ("bob", "ada")] == [1, 1]
+    assert cloud.owned("bob") == [*refused]
+
+
+def test_a_spare_that_waits_for_a_group_takes_no_place_once_its_money_is_gone():
+    cloud = Cloud(policy=policy(spare=1), room=dict.fromkeys(LABELS, False))
+    cloud.minutes(3)
+    cloud.left = Decimal(0)
+
+    cloud.minutes(3)
+
+    assert [decision.reason for decision in cloud.ledger if decision.action is Action.HOLD] != []
+    assert (cloud.state.coming, cloud.totals[-1]) == ((), {"train": 0})
+
+
 # What the cloud is like, what was asked before, what is asked, and what the answer says.
 PAST_A_LIMIT = [
     ({}, (), request(5), "size.max of train, which is 4"),
