@@ -58,8 +58,11 @@ class BufferCheck:
                 )
         self._attributes = check_of_model(model, what, others=others)
 
-    def passed(self, *, says: bool = True) -> None:
-        """Check after a pass; warn if this rank `says`. Raises ConfigError for what could not be resumed."""
+    def passed(self, *, says: bool = True, trial: bool = False) -> None:
+        """Check after a pass; warn if this rank `says`. Raises ConfigError for what could not be resumed.
+
+        A `trial` comes before the load of each start, so it may register more.
+        """
         for name, buffer in self._model.named_buffers():
             before = self._shapes.get(name, buffer.shape)
             if buffer.shape != before:
@@ -68,11 +71,11 @@ class BufferCheck:
                     f"{list(buffer.shape)}, and could not be loaded again; give it its full size at once"
                 )
         now = self._model.state_dict().keys()
-        if changed := [] if _loads_otherwise(self._model) else sorted(now ^ self._names):
+        if changed := [] if trial or _loads_otherwise(self._model) else sorted(now ^ self._names):
             raise ConfigError(
                 f"{self._what}: a step changes the names of its state ({', '.join(changed[:MOST_NAMED])}), "
-                "so no start could load what is saved from here on; prune or add layers at each start, before "
-                "the first step"
+                "so no start could load what is saved from here on; prune or add layers at each start, "
+                "before the first step"
             )
         self._attributes.passed(says=says)
 
