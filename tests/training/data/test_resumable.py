@@ -214,6 +214,31 @@ def test_a_run_goes_on_in_the_midst_of_an_epoch_of_an_own_loader(seed, tmp_path,
     assert "run.batches_of" not in caplog.text
 
 
+class Budgeted(Sampler[list[int]]):
+    """Batches whose number differs by epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 2 + self.epoch % 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[self.epoch, number] for number in range(len(self))])
+
+
+def test_epochs_of_different_lengths_resume_at_their_place(tmp_path):
+    read: dict[str, list[Any]] = {"straight": [], "stopped": []}
+    for name, steps in [("straight", 12), *[("stopped", steps) for steps in (2, 4, 5, 9, 12)]]:
+        with Run(tmp_path / name) as run:
+            batches = run.batches_of(DataLoader(torch.arange(9), batch_sampler=Budgeted()))
+            read[name] += [next(batches).tolist() for _ in run.steps(steps)]
+
+    assert read["stopped"] == read["straight"]
+
+
 def test_a_loader_that_is_not_given_to_the_run_is_reported(tmp_path, caplog):
     looped(tmp_path, 3, given=False)
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
 
 from gpu_fleet import Run
 from gpu_fleet.checkpoint import local, run_identity
@@ -720,17 +721,40 @@ def test_ranks_that_hold_different_weights_are_named_once(tmp_path):
         assert "different weights" not in second
 
 
-@pytest.mark.parametrize(("said", "warnings"), [(1, 1), (2, 0)])
-def test_a_step_that_takes_more_batches_than_was_said_is_not_exact(said, warnings, tmp_path, caplog):
-    with Run(tmp_path, model=nn.Linear(3, 1)) as run:
-        batches = run.batches(points(9), batch_size=2, accumulation=said)
-        ahead = next(batches)  # as a prefetcher does, which is no fault
-        for _ in run.steps(4):
-            assert ahead is not None
-            next(batches)
-            ahead = next(batches)
+def taken(folder: Path, steps: int, how: str) -> list[float]:
+    """Return what a loop has read that takes batches in another way than one a step."""
+    read, more = Meter(), {"more": Meter()} if how else {}
+    with Run(folder, net=nn.Linear(3, 1), read=read, **more) as run:
+        first = run.batches(points(9), batch_size=2)
+        second = run.batches_of(DataLoader(points(6, seed=1), 2, shuffle=True))
+        ahead = next(first) if how == "ahead" else None  # as a prefetcher does
+        noise = torch.randn(3)  # the same at each start
+        for step in run.steps(steps):
+            for _ in range(1 if how == "in turn" else 2):
+                reader = second if how == "in turn" and step % 2 else first
+                batch, ahead = (next(reader), None) if ahead is None else (ahead, next(reader))
+                read.seen.append((batch * noise).sum())
+    return [float(value) for value in read.seen]
 
-    assert caplog.text.count("a resumed run reads some again") == warnings
+
+@pytest.mark.parametrize("how", ["two", "in turn", "ahead"])
+def test_a_loop_that_takes_batches_in_its_own_way_resumes_where_it_was(how, tmp_path, caplog):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    torch.manual_seed(0)
+    whole = taken(straight, 8, how)
+
+    for steps in (3, 5, 8):
+        torch.manual_seed(0)
+        again = taken(stopped, steps, how)
+
+    assert again == whole
+    assert "not exact" not in caplog.text
+
+
+def test_a_first_step_that_may_have_read_ahead_is_named(tmp_path, caplog):
+    taken(tmp_path, 1, "two")
+
+    assert "a step took 2 batches, and it is unknown which of them it read ahead" in caplog.text
 
 
 def test_ranks_that_have_not_met_are_reported(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
 from gpu_fleet import Run
@@ -20,6 +21,7 @@ from gpu_fleet.checkpoint import local
 from gpu_fleet.data.generators import is_own_generator, reached
 from gpu_fleet.integrations.exactness import LoopWatch
 from gpu_fleet.step import outline
+from gpu_fleet.step.checks import check_of_switches
 
 STEPS, STOP = 6, 3
 SAMPLES = list(torch.randn(9, 3, generator=torch.Generator().manual_seed(0)))
@@ -403,3 +405,56 @@ def test_a_generator_that_a_run_was_given_goes_on(kind, draw, tmp_path, caplog):
 
     assert [draw(other) for _ in range(3)] == [draw(source) for _ in range(3)]
     assert "not exact" not in caplog.text
+
+
+def switched(folder: Path, count: int) -> Tensor:
+    """Return the weights of a loop that freezes a layer, and a batch norm, in its second step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    for step in looped(folder, model, torch.optim.SGD(model.parameters(), lr=0.1), count):
+        if step == 1:
+            model[0].requires_grad_(False)
+            model[1].eval()
+    return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+
+def test_what_a_step_freezes_stays_so(tmp_path, caplog):
+    whole = switched(tmp_path / "straight", STEPS)
+
+    for count in (STOP, STOP + 1, STEPS):
+        again = switched(tmp_path / "stopped", count)
+
+    assert torch.equal(again, whole)
+    assert "not exact" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["pruned", "grouped"])
+def test_a_step_after_which_no_start_could_load_the_state_ends_the_run(what, tmp_path, capsys):
+    model, added = nn.Linear(3, 1), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def loop() -> None:
+        for step in looped(tmp_path, model, optimizer, 9, every_steps=2):
+            if step == 4 and what == "pruned":
+                prune.l1_unstructured(model, "weight", amount=1)
+            elif step == 4:
+                optimizer.add_param_group({"params": [added]})
+
+    with pytest.raises(SystemExit, match="65"):
+        loop()
+
+    names = {"pruned": "state (weight, weight_mask, weight_orig)", "grouped": "of [2] to [2, 1] parameters"}
+    assert names[what] in capsys.readouterr().err
+    assert local.steps(tmp_path / "checkpoints") == [2, 4]
+
+
+def test_a_mode_that_a_librarys_step_switches_later_on_is_named(caplog):
+    model = nn.Sequential(nn.Linear(3, 1))
+    check = check_of_switches(model, "Net")
+    for train in (False, False, True):
+        model[0].requires_grad_(train)
+        check.passed()
+        model.eval()
+
+    assert caplog.text.count("not exact: Net: a step changes 0/0.bias.requires_grad") == 1
+    assert "training" not in caplog.text

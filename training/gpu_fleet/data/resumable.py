@@ -2,10 +2,12 @@
 
 import gc
 import hashlib
+import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ KEPT = (
     *("timeout", "worker_init_fn", "multiprocessing_context", "generator"),
 )
 LOOKED_AT = 16  # samples
+log = logging.getLogger(__name__)
 FROM_SAMPLES, FROM_COLLATE = 0, 1  # so that a sample and its batch draw different numbers
 
 
@@ -128,6 +131,7 @@ class ResumableLoader(DataLoader[Any]):
     """DataLoader that counts its batches, and resumes an epoch in its order."""
 
     _done = _begin = 0
+    again = False  # an earlier process has drawn the order of this epoch; so it is if batches of it are done
     _rest: Iterator[Any] = iter(())
     begun_with: dict[str, Any] | None = None  # generators at the start of this epoch, for FleetCallback
 
@@ -147,8 +151,8 @@ class ResumableLoader(DataLoader[Any]):
     def _read(self) -> Iterator[Any]:
         """Read the rest of an epoch; a stream is read from its start."""
         own = self.generators_of_order()
-        now = states_of_generators()
-        if self._done and self.begun_with is not None:
+        now, again = states_of_generators(), self._done or self.again
+        if again and self.begun_with is not None:
             restore_generators(self.begun_with, own)
         self.begun_with = states_of_generators(own)
         if reads := seeded(self):
@@ -163,7 +167,7 @@ class ResumableLoader(DataLoader[Any]):
         drawn = states_of_generators(own)
         read = super().__iter__()  # it draws a seed, but with persistent_workers only in the first epoch
         restore_generators(drawn, own)
-        if self._done:  # in an undisturbed run the order was drawn long ago
+        if again:  # in an undisturbed run the order was drawn long ago
             restore_generators(now)
         return read
 
@@ -191,10 +195,69 @@ class ResumableLoader(DataLoader[Any]):
         self._begin = state["done"] if whole else 0
 
 
-class Passes:
+READ, LOADERS = "read", "loaders"  # names of the readers' places in a checkpoint
+
+
+class Taken:
+    """Count of what the steps of a loop take from a reader: a resumed run goes on after it."""
+
+    def __init__(self, a_step: int, a_batch: int, step: int, saved: Mapping[str, Any]) -> None:
+        """Go on from a `saved` state; a batch counts `a_batch`, and a step should take `a_step`."""
+        self.first: int = saved.get("taken", step * a_step)
+        self._a_step, self._a_batch, self._thread = a_step, a_batch, get_ident()
+        self._now = self._steps = self._all = 0
+        self._at_first: int | None = None  # by the first step of this process; it may fill a prefetcher
+        self._later = set[int](saved.get("later", ()))  # what other steps take
+        self._elsewhere = self._warned = False  # another thread reads, at a pace of its own
+
+    def counted(self, read: Iterator[Any]) -> Iterator[Any]:
+        for batch in read:
+            self._now += self._a_batch
+            self._elsewhere |= get_ident() != self._thread
+            yield batch
+
+    def begin(self) -> None:
+        """Begin the loop: each start takes again what was taken before."""
+        self._now = 0
+
+    def passed(self) -> None:
+        """Note the end of a step."""
+        self._steps, self._all = self._steps + 1, self._all + self._now
+        if self._at_first is None:
+            self._at_first = self._now
+        else:
+            self._later.add(self._now)
+        self._now = 0
+
+    @property
+    def count(self) -> int:
+        """Return what whole steps have used: less than was taken if the first step has read ahead."""
+        steady = self._a_step if self._elsewhere or not self._later else min(self._later)
+        is_steady = self._elsewhere or (not [*self._later][1:] and 0 < steady < (self._at_first or 0))
+        return self._steps * steady if is_steady else self._all
+
+    def warn(self) -> None:
+        """Warn once, before a save, if it is unknown what was read ahead."""
+        uneven = self._elsewhere or len(self._later) != 1
+        most = max(self._later if self._elsewhere else (), default=self._at_first or 0)
+        if uneven and most > self._a_step and not self._warned:
+            self._warned = True
+            log.warning(
+                "not exact: a step took %d batches, and it is unknown which of them it read ahead: a resumed "
+                "run may read some again, or leave some out; read ahead before run.steps alone, and set "
+                "accumulation to the batches of a step",
+                most // self._a_batch,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Return the state from which a resumed run reads on after the present step."""
+        return {"taken": self.first + self.count, "later": sorted(self._later)}
+
+
+class Passes(Taken):
     """Endless passes over a DataLoader in the loop of `Run`, from a step on."""
 
-    def __init__(self, loader: Any, accumulation: int) -> None:
+    def __init__(self, loader: Any, accumulation: int, step: int, saved: Mapping[str, Any]) -> None:
         """Prepare the passes; a step takes `accumulation` batches. Raises ConfigError for other loaders."""
         if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
             raise ConfigError(
@@ -202,32 +265,83 @@ class Passes:
                 f"{type(loader).__name__}{' of a stream' * isinstance(loader, DataLoader)}; give "
                 "run.batches the data set"
             )
-        self._loader, self._accumulation = ResumableLoader.of(loader), accumulation
-        self._begun: dict[int, dict[str, Any] | None] = {}  # epoch -> generators at its start
+        super().__init__(accumulation, 1, step, saved)
+        self._loader = ResumableLoader.of(loader)
+        self._begun: dict[int, tuple[int, Any]] = {}  # epoch -> batches before it, generators at its start
+        self._place = {name: saved[name] for name in ("epoch", "done", "begun") if name in saved}
+        if not self._place:  # of a new run, or saved by 0.2.0
+            epoch, done = divmod(step * accumulation, len(loader)) if step else (0, 0)
+            begun = [saved["begun_with"]] if "begun_with" in saved else []
+            if begun and not done:  # no order to draw again: the next epoch draws its own
+                for generator, state in zip(
+                    self._loader.generators_of_order(), begun[0]["own"], strict=False
+                ):
+                    SavedGenerator(generator).load_state_dict(state)
+            self._place = {"epoch": epoch, "done": done, "begun": begun if done else []}
 
-    def state(self, step: int) -> dict[str, Any]:
-        """Return the state that `read` needs to resume after `step` steps."""
-        begun = self._begun.get(step * self._accumulation // len(self._loader))
-        # between two epochs, the generators are as the next one will find them
-        return {"begun_with": begun or states_of_generators(self._loader.generators_of_order())}
+    def passed(self) -> None:
+        super().passed()
+        before = [epoch for epoch, (first, _) in self._begun.items() if first <= self.count]
+        for epoch in before[:-1]:
+            del self._begun[epoch]
 
-    def read(self, step: int, state: dict[str, Any]) -> Iterator[Any]:
-        """Yield the batches from a step on; `state` is empty for a new run."""
-        epoch, done = divmod(step * self._accumulation, len(self._loader))
-        self._loader.load_state_dict({"done": done})
-        self._loader.begun_with = begun = state.get("begun_with")
-        if begun is not None and not done:  # no order to draw again: the next epoch draws its own
-            for generator, saved in zip(self._loader.generators_of_order(), begun["own"], strict=False):
-                SavedGenerator(generator).load_state_dict(saved)
+    def state(self) -> dict[str, Any]:
+        if self._begun:
+            epoch, (first, _) = next(iter(self._begun.items()))
+            begun = [generators for _, generators in self._begun.values()]
+            return {**super().state(), "epoch": epoch, "done": self.count - first, "begun": begun}
+        return super().state() | self._place
+
+    def read(self) -> Iterator[Any]:
+        """Yield the batches without end."""
+        epoch, done, begun = self._place["epoch"], self._place["done"], [*self._place["begun"]]
+        self._loader._begin, number = done, -done
         while True:
             parts: tuple[Any, ...] = (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset)
             for part in parts:
                 if hasattr(part, "set_epoch"):
                     part.set_epoch(epoch)
+            self._loader.again, self._loader.begun_with = bool(begun), begun.pop(0) if begun else None
+            first, number = number, max(number, 0)
             for batch in self._loader:
-                self._begun = {epoch - 1: self._begun.get(epoch - 1), epoch: self._loader.begun_with}
+                self._begun[epoch] = first, self._loader.begun_with
+                number += 1
                 yield batch
             epoch += 1
+
+
+class Readers:
+    """Readers of a loop's data, those of `run.batches` and of `run.batches_of`, each kind in its order."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] = {}  # their places in the checkpoint, of this rank
+        self._of: dict[str, list[Any]] = {READ: [], LOADERS: []}
+        self._begun = False
+
+    def next(self, kind: str) -> dict[str, Any]:
+        """Return the saved place of the next reader of a kind; empty if there is none."""
+        number = len(self._of[kind])
+        return {} if self._begun else dict(*self.saved.get(kind, [])[number : number + 1])
+
+    def note(self, kind: str, reader: Any) -> None:
+        if not self._begun:  # else it may read held-out data in some steps only
+            self._of[kind].append(reader)
+
+    def begin(self) -> None:
+        self._begun = True
+        for reader in chain(*self._of.values()):
+            reader.begin()
+
+    def passed(self) -> None:
+        for reader in chain(*self._of.values()):
+            reader.passed()
+
+    def warn(self, *, says: bool) -> None:
+        for reader in chain(*self._of.values()) if says else ():
+            reader.warn()
+
+    def places(self) -> dict[str, list[dict[str, Any]]]:
+        return {kind: [reader.state() for reader in readers] for kind, readers in self._of.items()}
 
 
 def reads_another() -> bool:

@@ -15,10 +15,11 @@ from gpu_fleet.data.generators import held_by
 from gpu_fleet.data.resumable import NOT_SET, draws, seeded
 from gpu_fleet.integrations.exactness import LoopWatch, frames_of_loop
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import check_of_model
+from gpu_fleet.step.checks import check_of_model, check_of_switches
 from gpu_fleet.step.state import capture_rng, restore_rng
 
-DONE = "whole"  # written last: the seed of the samples' random numbers, and IDLE before the first update
+# Written last: the seed of the samples' random numbers, epoch, batches done; IDLE before the first update.
+DONE = "whole"
 IDLE = "idle"
 
 
@@ -45,6 +46,7 @@ class FleetSteps:
             directory, uri, pattern="step-*", mark=DONE, config=config, allow=allow, name="FleetSteps"
         )
         self.step = 0
+        self._place: tuple[int, ...] = (0, 0)  # epoch, and its batches done
         self._seed = 0  # of the samples' random numbers
 
     def over(self, loader: Any, steps: int) -> Iterator[Any]:
@@ -54,6 +56,7 @@ class FleetSteps:
                 "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
             )
         folder, samples, done = self._guard.newest(), getattr(loader, "dataset", None), IDLE
+        place: list[int] = []
         self._guard.begin(self._deciding(loader), samples)
         self._reads = seeded(loader)
         if self._reads is None and draws(samples):
@@ -62,8 +65,10 @@ class FleetSteps:
         if folder is not None:
             self._accelerator.load_state(folder)
             self.step = int(Path(folder).name.removeprefix("step-"))
-            seed, _, done = (Path(folder) / DONE).read_text().partition(" ")
-            self._seed = int(seed or self._seed)
+            words = (Path(folder) / DONE).read_text().split()
+            done = words.pop() if words[-1:] == [IDLE] else ""
+            self._seed, *place = [int(word) for word in words] or [self._seed]
+        self._place = tuple(place) or divmod(self.step, len(loader))  # 0.2.0 wrote none
         if done == IDLE:
             self._guard.watch([each.optimizer for each in self._accelerator._optimizers])
         self._watch(frames_of_loop(), loader)
@@ -82,7 +87,7 @@ class FleetSteps:
         self._attributes = [
             check_of_model(model, type(model).__name__, others=[*models, *accelerator._custom_objects])
             for model in models
-        ]
+        ] + [check_of_switches(model, type(model).__name__) for model in models]
         self._loop = LoopWatch(frames, saved, [*spared, *held_by(spared)])
 
     def _check_step(self) -> None:
@@ -100,7 +105,7 @@ class FleetSteps:
         }
 
     def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
-        epoch, done = divmod(self.step, len(loader))
+        epoch, done = self._place
         loader.set_epoch(epoch)
         if self._reads is not None:
             self._reads.begin(self._seed, epoch)
@@ -112,6 +117,8 @@ class FleetSteps:
                 restore_rng(generators)  # the new iterator drew a seed, which an undisturbed run does not
             yield batch
             self.step += 1
+            after = done + number + 1
+            self._place = (epoch, after) if after < len(loader) else (epoch + 1, 0)
             if not all(check.is_done for check in self._attributes):
                 self._check_step()
             stopping = self._guard.stopping()
@@ -133,5 +140,6 @@ class FleetSteps:
         self._accelerator.save_state(str(folder))
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
-            (folder / DONE).write_text(f"{self._seed} {IDLE}" if idle and not tried else str(self._seed))
+            words = [self._seed, *self._place, *[IDLE] * (idle and not tried)]
+            (folder / DONE).write_text(" ".join(map(str, words)))
         self._guard.saved()

@@ -22,7 +22,7 @@ from gpu_fleet.data.generators import SavedGenerator, held_by, is_own_generator,
 from gpu_fleet.data.resumable import reads_another
 from gpu_fleet.step.checks import AttributeCheck, BufferCheck, check_of_optimizer, look, numbers_of
 from gpu_fleet.step.outline import bound_of_each, outlines
-from gpu_fleet.step.state import of_ranks
+from gpu_fleet.step.state import of_ranks, restore_switches, switches
 
 log = logging.getLogger(__name__)
 MOST_FRAMES = 4  # a loop may call a helper that makes the steps
@@ -31,11 +31,12 @@ AGREED_STEPS = 2  # nearly all attributes are checked in these, and an error of 
 
 
 class ExactnessCheck:
-    """Check of the batches that a step takes, and of weights that should be equal on all ranks."""
+    """Check of what a loop changes, and of weights that should be equal on all ranks."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Prepare the check of a run's objects, by name; of DistributedDataParallel, its inner model."""
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
+        self._layers, self._switches = self._modules, dict[str, bool]()
         self._objects, self._read = dict(objects), list[Any]()  # and the data that the loop reads
         self._loop: LoopWatch | None = None
         self._attributes: list[BufferCheck | AttributeCheck] = []
@@ -44,8 +45,6 @@ class ExactnessCheck:
                 self._attributes.append(BufferCheck(thing, f"Run({name}=...)", objects.values()))
             elif isinstance(thing, Optimizer):
                 self._attributes.append(check_of_optimizer(thing, f"Run({name}=...)"))
-        self._taken = self._taken_before = 0  # batches of the first data set: now, at the last step
-        self._accumulation = 0  # batches per step by `Run.batches`; 0: unknown, or a warning was given
 
     def reads(self, samples: Any, loader: Any = None) -> None:
         """Note a data set of the loop, and its DataLoader, if any."""
@@ -57,10 +56,19 @@ class ExactnessCheck:
             of = partial(numbers_of, loader.sampler, Tensor, np.ndarray, list)
             self._attributes.append(AttributeCheck(of, type(loader.sampler).__name__, instead))
 
-    def begin(self, frames: Iterable[FrameType]) -> None:
+    def begin(self, frames: Iterable[FrameType], switched: Mapping[str, bool]) -> None:
+        """Begin the loop, with the modes and frozen parameters that steps have `switched` so far."""
+        self._sizes = [_size_of(thing) for thing in self._objects.values()]
+        self._switches = switches(self._layers.values())
+        restore_switches(self._layers.values(), switched)
         given = self._objects.values()
         wrapped = (thing.generator for thing in given if isinstance(thing, SavedGenerator))
         self._loop = LoopWatch(frames, [*given, *wrapped], [*self._read, *held_by(self._read)])
+
+    def switched(self) -> dict[str, bool]:
+        """Return the modes of layers, and parameters frozen or not, that are others than before the loop."""
+        now = switches(self._layers.values()) if self._switches else {}
+        return {name: value for name, value in now.items() if value != self._switches.get(name)}
 
     def check_save(self, where: World) -> None:
         """Look at everything again before a save; raises ConfigError for what could not be loaded again."""
@@ -71,17 +79,6 @@ class ExactnessCheck:
         if self._loop is not None and where.leads:
             self._loop.warn("Run(NAME=...)")
 
-    def counted(self, read: Iterator[Any], accumulation: int) -> Iterator[Any]:
-        """Return the batches of the first data set, counted: a step takes `accumulation` of them."""
-
-        def count() -> Iterator[Any]:
-            for batch in read:
-                self._taken += 1
-                yield batch
-
-        self._accumulation = accumulation
-        return count()
-
     def check(self, where: World, step: int, done: int) -> None:
         if done == 1 and where.leads and reads_another():
             log.warning(
@@ -90,21 +87,13 @@ class ExactnessCheck:
             )
         if done == 1:
             self._check_loop(where)
+        before, self._sizes = self._sizes, [_size_of(thing) for thing in self._objects.values()]
+        looked = partial(look, self._attributes, says=where.leads, saving=before != self._sizes)
         # ranks may read other data, and differ in what they check
         if done <= AGREED_STEPS:
-            where.together(partial(look, self._attributes, says=where.leads))
+            where.together(looked)
         else:
-            look(self._attributes, says=where.leads)
-        taken, self._taken_before = self._taken - self._taken_before, self._taken
-        if where.leads and 0 < self._accumulation < taken and done > 1:  # one may read ahead
-            log.warning(
-                "not exact: step %d took %d batches, and run.batches has accumulation=%d: a resumed run "
-                "reads some again; set accumulation to the batches of a step",
-                step,
-                taken,
-                self._accumulation,
-            )
-            self._accumulation = 0
+            looked()
         if self._modules and where.size > 1:
             mine = {name: outlines(module.parameters()) for name, module in self._modules.items()}
             for name in sorted(set(chain.from_iterable(of_ranks(mine, where)))):
@@ -115,6 +104,13 @@ class ExactnessCheck:
                     name,
                 )
             self._modules = {}
+
+
+def _size_of(thing: Any) -> int:
+    """Return how many parts an object's state has, which no step may change: cheap enough for each step."""
+    if isinstance(thing, nn.Module):
+        return sum(len(part._parameters) + len(part._buffers) for part in thing.modules())
+    return len(thing.param_groups) if isinstance(thing, Optimizer) else 0
 
 
 def frames_of_loop() -> list[FrameType]:

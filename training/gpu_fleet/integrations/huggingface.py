@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from gpu_fleet.data.resumable import NOT_SET, draws, seeded
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import check_of_model
+from gpu_fleet.step.checks import check_of_model, check_of_switches
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 DECIDING = (
@@ -60,7 +60,9 @@ class FleetCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
     ) -> None:
-        self._attributes = [check_of_model(model, type(model).__name__)]
+        self._attributes = [
+            check(model, type(model).__name__) for check in (check_of_model, check_of_switches)
+        ]
         if args.ignore_data_skip:
             print("gpu-fleet: not exact: ignore_data_skip reads other batches after a resume")  # noqa: T201
         samples = getattr(train_dataloader, "dataset", None)

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule  # type: ignore[import-n
 from gpu_fleet.data.generators import SHARED, restore_generators, states_of_generators
 from gpu_fleet.data.resumable import NOT_SET, ResumableLoader, draws
 from gpu_fleet.integrations.guard import Guard
-from gpu_fleet.step.checks import check_of_model
+from gpu_fleet.step.checks import check_of_model, check_of_switches
 from gpu_fleet.step.state import capture_rng, restore_rng
 
 __all__ = ["FleetCallback", "ResumableLoader"]
@@ -94,7 +94,9 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             each.register_step_post_hook(self._note_update)
         if not (pl_module.automatic_optimization or trainer.ckpt_path or trainer.fast_dev_run):
             self._guard.watch(trainer.optimizers)
-        self._attributes = [check_of_model(pl_module, type(pl_module).__name__, vars(LightningModule()))]
+        name = type(pl_module).__name__
+        self._attributes = [check_of_model(pl_module, name, vars(LightningModule()))]
+        self._attributes.append(check_of_switches(pl_module, name))
 
     def _note_update(self, *_: object) -> None:
         self._updated = True

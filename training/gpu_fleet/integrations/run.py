@@ -49,7 +49,7 @@ from gpu_fleet.data.generators import (
 from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
-from gpu_fleet.data.resumable import Passes
+from gpu_fleet.data.resumable import LOADERS, READ, Passes, Readers, Taken
 from gpu_fleet.integrations.exactness import ExactnessCheck, frames_of_loop
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
@@ -68,6 +68,7 @@ from gpu_fleet.step.state import (
 
 AGREE_EVERY_S = 0.25
 TIMEOUT_S = 600.0  # longest wait of a rank for another; less than that of torch's process groups
+SWITCHES = "switches"  # see state.switches
 DATA = "data"  # section of the data in the keys of an identity
 log = logging.getLogger(__name__)
 
@@ -110,8 +111,7 @@ class Run:
                 its inner model.
         """
         self.directory, self.step = Path(directory).expanduser(), 0
-        self._passes: list[Passes] = []  # over a user's own loaders
-        self._passes_before: list[dict[str, Any]] = []  # their states in the checkpoint
+        self._readers, self._saved = Readers(), dict[str, Any]()  # what the loop needs of the checkpoint
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
@@ -193,13 +193,10 @@ class Run:
     def _apply(self, saved: Any, _folder: Path) -> None:
         _restore_objects(self._objects, saved, self._where)
         restore_buffers(self._modules, saved["buffers"], self._where)
-        if len(saved["loaders"]) == self._where.size:
-            self._passes_before = saved["loaders"][self._where.rank]
-        if self._where.rank < len(saved["rng"]):
-            restore_rng(saved["rng"][self._where.rank])
-            restore_generators(saved["rng"][self._where.rank][SHARED])
-        else:
-            seed_rng(0, self._where.rank, saved["step"])
+        self._saved = {name: saved.get(name, []) for name in ("rng", SWITCHES)}
+        same = len(saved[LOADERS]) == self._where.size  # else no rank has places in its own loader
+        self._readers.saved = {READ: _of_rank(saved.get(READ), self._where)}
+        self._readers.saved |= {LOADERS: saved[LOADERS][self._where.rank]} if same else {}
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining steps, counted from 0; a step is done when the next one begins.
@@ -230,9 +227,12 @@ class Run:
         run_identity.check_alike(self._where.gather(self._data_sets), "run.batches(samples)")
         if self._where.local_rank == 0:
             outcome.remove(self.directory, outcome.RESULT)
+        self._readers.begin()
+        if self._saved:  # only now, so that code before the loop draws and sets the same at each start
+            _restore_rng(self._saved["rng"], self._where, self.step)
+        self._exactness.begin(frames_of_loop(), dict(_of_rank(self._saved.get(SWITCHES), self._where)))
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         self._watch = GradientWatch(optimizers, self._modules, self._where, anywhere=False)
-        self._exactness.begin(frames_of_loop())
         self._in_loop = True
 
     def batches(
@@ -269,12 +269,13 @@ class Run:
         stream = isinstance(data, Stream)
         order = SampleOrder(ENDLESS if stream else len(data), seed, shuffle=not stream)
         share = RankShare(where.rank, where.size, batch_size, accumulation)
-        slices = training_slices(order, share, self.step * batch_size)
-        settings = config.Data(path="samples", workers=workers)
-        read = (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
-        if self._in_loop or len(self._data_sets) > 1:  # such as held-out data for some steps only
-            return read
-        return self._exactness.counted(read, accumulation)
+        taken = Taken(batch_size, batch_size // accumulation, self.step, self._readers.next(READ))
+        self._readers.note(READ, taken)
+        slices = training_slices(order, share, taken.first)
+        read = batches(
+            OwnReader(data, seed), slices, config.Data(path="samples", workers=workers), pinned=False
+        )
+        return taken.counted(batch.inputs for batch in read)
 
     def batches_of(self, loader: Any, *, accumulation: int = 1) -> Iterator[Any]:
         """Yield the batches of a DataLoader of your own without end, from the present step on.
@@ -287,21 +288,21 @@ class Run:
             IdentityError: before the first step, if the run resumes from a checkpoint of other data.
         """
         self._check_entered()
-        passes, number = Passes(loader, accumulation), len(self._passes)
+        passes = Passes(loader, accumulation, self.step, saved := self._readers.next(LOADERS))
         data = adapted(loader.dataset, "loader", loader.collate_fn, ConfigError)
         self._identify(data, (loader.batch_size or 0) * self._where.size, 0)
         self._exactness.reads(loader.dataset, loader)
-        self._passes.append(passes)
-        before = self._passes_before[number : number + 1]
-        if self.step and not before:
+        self._readers.note(LOADERS, passes)
+        if self.step and not (saved or self._in_loop):
             log.warning(
                 "not exact: the checkpoint has no position in this DataLoader, or has another number of "
                 "ranks: its epoch starts again"
             )
-        return passes.read(self.step, *(before or [{}]))
+        return passes.counted(passes.read())
 
     def _check_step(self, *, ended: bool) -> None:
         done = self.step - (self._resumed_from or 0)
+        self._readers.passed()
         if self._watch is not None:  # the last steps of a resumed run may wait for an update
             self._watch.passed(done, ended=ended and self._resumed_from is None)
         if done == 1:  # fail early: the first step creates most states
@@ -316,13 +317,15 @@ class Run:
         if self._watch is not None and self.step > (self._resumed_from or 0):
             self._watch.check(self.step)
         self._exactness.check_save(self._where)
+        self._readers.warn(says=self._where.leads)
         objects = self._where.together(self._checked_states)
         state = {
             "objects": objects,
             "own": of_ranks({name: objects[name] for name in self._others}, self._where),
             "rng": self._where.gather({**capture_rng(), SHARED: states_of_generators()}),
             "buffers": buffers_of_ranks(self._modules, self._where),
-            "loaders": self._where.gather([passes.state(self.step) for passes in self._passes]),
+            **{kind: self._where.gather(places) for kind, places in self._readers.places().items()},
+            SWITCHES: self._where.gather(self._exactness.switched()),
             "step": self.step,
         }
         manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity.known)
@@ -429,8 +432,21 @@ def _restore_objects(objects: Mapping[str, Any], saved: Mapping[str, Any], where
             else:
                 thing.load_state_dict(state)
         except Exception as error:  # a user's object may raise anything; no other try can succeed
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise IdentityError(f"Run({name}=...): the checkpoint does not fit it: {reason}") from error
+
+
+def _of_rank(saved: Sequence[Any] | None, where: World) -> Any:
+    """Return what this rank has saved, or rank 0 if their number was another; empty for 0.2.0."""
+    return saved[where.rank if len(saved) == where.size else 0] if saved else []
+
+
+def _restore_rng(saved: Sequence[Any], where: World, step: int) -> None:
+    if where.rank < len(saved):
+        restore_rng(saved[where.rank])
+        restore_generators(saved[where.rank][SHARED])
+    else:
+        seed_rng(0, where.rank, step)
 
 
 def _uncopied(thing: Any) -> Any:

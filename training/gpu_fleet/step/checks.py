@@ -4,8 +4,7 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from gpu_fleet.core.user_code import is_class_of_user
 from gpu_fleet.core.world import World
 from gpu_fleet.data.generators import is_generator, state_of
 from gpu_fleet.step.outline import bound_of_each, local_part, outlines
-from gpu_fleet.step.state import not_finite, takes_values
+from gpu_fleet.step.state import not_finite, switches, takes_values
 
 NUMBERS = (bool, int, float, complex, str, np.generic)  # kinds of attributes in which a module may count
 NO_STATE = object()  # in place of a value that cannot be compared, or belongs to one step
+MOST_NAMED = 6  # names in a message
 DEPTH = 3  # of nested lists, dictionaries and objects
 OF_MODULE = vars(nn.Module()).keys()
 OF_OPTIMIZER = vars(torch.optim.SGD([torch.zeros(1)])).keys() | {"_opt_called", "_step_count"}  # of schedules
@@ -46,7 +46,7 @@ class BufferCheck:
         """
         self._model, self._what = model, what
         saved = plain(model.state_dict(), what)
-        self._shapes = {}
+        self._names, self._shapes = saved.keys(), {}
         for name, buffer in model.named_buffers():
             if name not in saved or nn.parameter.is_lazy(buffer):
                 continue
@@ -58,8 +58,11 @@ class BufferCheck:
                 )
         self._attributes = check_of_model(model, what, others=others)
 
-    def passed(self, *, says: bool = True) -> None:
-        """Check after a pass; warn if this rank `says`. Raises ConfigError for what could not be resumed."""
+    def passed(self, *, says: bool = True, trial: bool = False) -> None:
+        """Check after a pass; warn if this rank `says`. Raises ConfigError for what could not be resumed.
+
+        A `trial` comes before the load of each start, so it may register more.
+        """
         for name, buffer in self._model.named_buffers():
             before = self._shapes.get(name, buffer.shape)
             if buffer.shape != before:
@@ -67,12 +70,28 @@ class BufferCheck:
                     f"{self._what}: buffer {name} changes its shape in a step, from {list(before)} to "
                     f"{list(buffer.shape)}, and could not be loaded again; give it its full size at once"
                 )
+        now = self._model.state_dict().keys()
+        if changed := [] if trial or _loads_otherwise(self._model) else sorted(now ^ self._names):
+            raise ConfigError(
+                f"{self._what}: a step changes the names of its state ({', '.join(changed[:MOST_NAMED])}), "
+                "so no start could load what is saved from here on; prune or add layers at each start, "
+                "before the first step"
+            )
         self._attributes.passed(says=says)
 
     @property
     def is_done(self) -> bool:
         """True if only a look before each save is needed."""
         return self._attributes.is_done
+
+
+def _loads_otherwise(model: nn.Module) -> bool:
+    """Return whether a module, other than one of torch, may load a state of other names than its own."""
+    return any(
+        part._load_state_dict_pre_hooks
+        or not type(part)._load_from_state_dict.__module__.startswith("torch.")
+        for part in model.modules()
+    )
 
 
 class AttributeCheck:
@@ -135,6 +154,17 @@ def check_of_model(
     return AttributeCheck(of, what, instead)
 
 
+def check_of_switches(model: nn.Module, what: str) -> AttributeCheck:
+    """Return the check of frozen parameters, and of layers' modes while the model trains, from a step on."""
+    looks = count()
+
+    def of() -> dict[str, Any]:
+        now = switches([model]) if next(looks) else {}  # each step may set what it needs
+        return {name: on for name, on in now.items() if model.training or not name.endswith(".training")}
+
+    return AttributeCheck(of, what, "set it in each step")
+
+
 def unsaved(model: nn.Module, what: str, left_out: Container[str], known: Container[int]) -> dict[str, Any]:
     """Return outlines of what no checkpoint holds: buffers not persistent, plain attributes of modules.
 
@@ -188,13 +218,28 @@ def check_of_optimizer(optimizer: Optimizer, what: str) -> AttributeCheck:
     """Return the check of the attributes of a user's optimizer, which its state_dict leaves out."""
     left_out = vars(optimizer).keys() if type(optimizer).__module__.startswith("torch.") else OF_OPTIMIZER
     instead = "keep it in self.state or in a group of parameters"
-    return AttributeCheck(partial(_outlines_of, vars(optimizer), left_out), what, instead)
+    loads_any = getattr(type(optimizer), "load_state_dict", None) is not Optimizer.load_state_dict
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+
+    def of() -> dict[str, Any]:
+        now = [len(group["params"]) for group in optimizer.param_groups]
+        if now != sizes and not loads_any:
+            raise ConfigError(
+                f"{what}: a step changes its groups of parameters, of {sizes} to {now} parameters, so no "
+                "start could load what is saved from here on; give it all groups before the first step, at "
+                "each start, and let requires_grad decide which parameters train"
+            )
+        return _outlines_of(vars(optimizer), left_out)
+
+    return AttributeCheck(of, what, instead)
 
 
 def numbers_of(thing: Any, *kinds: type) -> dict[str, Any]:
-    """Return the attributes of a user's object that are numbers, text, or of these further `kinds`."""
+    """Return the attributes of a user's object that are numbers, text, functions, or of these `kinds`."""
     attributes = getattr(thing, "__dict__", {}).items()
-    return _outlines_of({name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))})
+    functions = {name: id(value) for name, value in attributes if callable(value)}  # such as a transform
+    numbers = {name: value for name, value in attributes if isinstance(value, (*NUMBERS, *kinds))}
+    return functions | _outlines_of(numbers)
 
 
 def _outlines_of(attributes: Mapping[str, Any], left_out: Container[str] = ()) -> dict[str, Any]:

@@ -111,6 +111,24 @@ def _saved_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]
         yield from ((f"{place}/{name}", value) for name, value in module.named_buffers() if name in saved)
 
 
+def _switched(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Any, str]]:
+    for place, module in enumerate(modules):
+        yield from ((f"{place}/{path}.training", part, "training") for path, part in module.named_modules())
+        for name, parameter in module.named_parameters():
+            yield f"{place}/{name}.requires_grad", parameter, "requires_grad"
+
+
+def switches(modules: Iterable[nn.Module]) -> dict[str, bool]:
+    """Return the mode of each layer, and whether each parameter gets gradients."""
+    return {name: getattr(thing, attribute) for name, thing, attribute in _switched(modules)}
+
+
+def restore_switches(modules: Iterable[nn.Module], saved: Mapping[str, bool]) -> None:
+    for name, thing, attribute in _switched(modules):
+        if name in saved:
+            setattr(thing, attribute, saved[name])
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

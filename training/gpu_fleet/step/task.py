@@ -140,10 +140,10 @@ def try_out(model: nn.Module, batch: Batch, what: str) -> None:
     check = BufferCheck(model, what)
     with undisturbed(model), explained(what):
         outputs = model(batch.inputs)
-        check.passed()
+        check.passed(trial=True)
         if not check.is_done:
             model(batch.inputs)
-            check.passed()
+            check.passed(trial=True)
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{what}: gives {a_kind(outputs)}, not a Tensor; set loss.name")
         loss = mean_loss(outputs, batch.targets)
