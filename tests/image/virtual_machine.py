@@ -139,6 +139,13 @@ class VirtualMachine:
             raise MachineError(f"{unit} did not say {pattern!r} within {seconds} s, but:\n{said}")
         return line
 
+    def ends_of_agent(self) -> list[str]:
+        """Why the agent ended, but that the metadata service of a busy computer answered too late."""
+        restarts = self.run("systemctl show gpu-reaper --value --property=NRestarts").strip()
+        said = self.run("journalctl --no-pager --unit=gpu-reaper", 120)
+        late = len(re.findall(r"error: metadata service \S+: timed out", said))
+        return [] if int(restarts) == late else [said]
+
     def console(self) -> str:
         """Everything the kernel and systemd said on the first serial port."""
         file = self.folder / "console.log"
