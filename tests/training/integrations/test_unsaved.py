@@ -448,6 +448,27 @@ def test_a_step_after_which_no_start_could_load_the_state_ends_the_run(what, tmp
     assert local.steps(tmp_path / "checkpoints") == [2, 4]
 
 
+class SavesWhatTrains(nn.Linear):
+    """A model whose state has other names once more of it trains, as those of adapters have."""
+
+    def state_dict(self, *words, **named):
+        trains = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return {name: value for name, value in super().state_dict(*words, **named).items() if name in trains}
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        return super().load_state_dict(state, strict=False, assign=assign)
+
+
+def test_a_model_that_loads_names_of_its_own_choice_may_change_them(tmp_path):
+    model = SavesWhatTrains(3, 1)
+    model.bias.requires_grad_(False)
+
+    for step in looped(tmp_path, model, torch.optim.SGD(model.parameters()), 4):
+        model.bias.requires_grad_(step > 0)
+
+    assert local.steps(tmp_path / "checkpoints") != []
+
+
 def test_a_mode_that_a_librarys_step_switches_later_on_is_named(caplog):
     model = nn.Sequential(nn.Linear(3, 1))
     check = check_of_switches(model, "Net")

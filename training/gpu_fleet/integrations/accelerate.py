@@ -131,6 +131,7 @@ class FleetSteps:
                 self._guard.end()
             if self.step == steps:
                 return
+        self._place = (epoch + 1, 0)  # of other data now, it may have had fewer batches than were done
 
     def _save(self, *, ended: bool) -> None:
         self._check_step()

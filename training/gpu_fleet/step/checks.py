@@ -87,7 +87,8 @@ class BufferCheck:
 
 def _loads_otherwise(model: nn.Module) -> bool:
     """Return whether a module, other than one of torch, may load a state of other names than its own."""
-    return any(
+    load = getattr(model.load_state_dict, "__func__", None)
+    return load is not nn.Module.load_state_dict or any(
         part._load_state_dict_pre_hooks
         or not type(part)._load_from_state_dict.__module__.startswith("torch.")
         for part in model.modules()
