@@ -737,6 +737,29 @@ def taken(folder: Path, steps: int, how: str) -> list[float]:
     return [float(value) for value in read.seen]
 
 
+def taken_within(folder: Path, steps: int) -> list[float]:
+    """Return what a loop has read by a reader that its first step opened, and by others opened anew."""
+    torch.manual_seed(0)
+    read, reader, held_out = Meter(), None, DataLoader(points(6, seed=2), 2)
+    with Run(folder, net=nn.Linear(3, 1), read=read) as run:
+        for step in run.steps(steps):
+            reader = reader or run.batches_of(DataLoader(points(6, seed=1), 2, shuffle=True))
+            read.seen.append(next(reader).sum())
+            if step % 2 == 0:
+                scored = run.batches_of(held_out)
+                read.seen.append((next(scored) + next(scored)).sum())
+    return [float(value) for value in read.seen]
+
+
+def test_a_loop_that_opens_its_readers_itself_resumes_where_it_was(tmp_path):
+    whole = taken_within(tmp_path / "straight", 8)
+
+    for steps in (3, 4, 6, 8):
+        again = taken_within(tmp_path / "stopped", steps)
+
+    assert again == whole
+
+
 @pytest.mark.parametrize("how", ["two", "in turn", "ahead"])
 def test_a_loop_that_takes_batches_in_its_own_way_resumes_where_it_was(how, tmp_path, caplog):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"

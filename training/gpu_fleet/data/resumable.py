@@ -316,15 +316,29 @@ class Readers:
     def __init__(self) -> None:
         self.saved: dict[str, Any] = {}  # their places in the checkpoint, of this rank
         self._of: dict[str, list[Any]] = {READ: [], LOADERS: []}
-        self._begun = False
+        self._begun = self._stepped = False
 
     def next(self, kind: str) -> dict[str, Any]:
         """Return the saved place of the next reader of a kind; empty if there is none."""
         number = len(self._of[kind])
-        return {} if self._begun else dict(*self.saved.get(kind, [])[number : number + 1])
+        return {} if self._is_late(kind) else dict(*self.saved.get(kind, [])[number : number + 1])
+
+    def _is_late(self, kind: str) -> bool:
+        """Return whether what is opened now may read held-out data in some steps only."""
+        return self._begun and (self._stepped or kind == READ)
+
+    def passes(self, loader: Any, accumulation: int, step: int) -> tuple[Passes, bool]:
+        """Return the reader of a user's loader, and whether the checkpoint has its place."""
+        saved = self.next(LOADERS)
+        if self._begun and "epoch" in saved:
+            if int(saved["epoch"]) * len(loader) + int(saved["done"]) != step * accumulation:
+                saved = {}  # of one that was opened anew at some steps, and is again
+        passes = Passes(loader, accumulation, step, saved)
+        self.note(LOADERS, passes)
+        return passes, bool(saved)
 
     def note(self, kind: str, reader: Any) -> None:
-        if not self._begun:  # else it may read held-out data in some steps only
+        if not self._is_late(kind):
             self._of[kind].append(reader)
 
     def begin(self) -> None:
@@ -333,6 +347,7 @@ class Readers:
             reader.begin()
 
     def passed(self) -> None:
+        self._stepped = True
         for reader in chain(*self._of.values()):
             reader.passed()
 

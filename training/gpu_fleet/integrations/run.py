@@ -49,7 +49,7 @@ from gpu_fleet.data.generators import (
 from gpu_fleet.data.loader import RankShare, batches, end_readers, reader_ended, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnData, OwnReader, Stream, adapted
-from gpu_fleet.data.resumable import LOADERS, READ, Passes, Readers, Taken
+from gpu_fleet.data.resumable import LOADERS, READ, Readers, Taken
 from gpu_fleet.integrations.exactness import ExactnessCheck, frames_of_loop
 from gpu_fleet.preemption.agreement import Stop
 from gpu_fleet.preemption.interrupt import Interruption, Reason, sources
@@ -288,12 +288,11 @@ class Run:
             IdentityError: before the first step, if the run resumes from a checkpoint of other data.
         """
         self._check_entered()
-        passes = Passes(loader, accumulation, self.step, saved := self._readers.next(LOADERS))
+        passes, is_known = self._readers.passes(loader, accumulation, self.step)
         data = adapted(loader.dataset, "loader", loader.collate_fn, ConfigError)
         self._identify(data, (loader.batch_size or 0) * self._where.size, 0)
         self._exactness.reads(loader.dataset, loader)
-        self._readers.note(LOADERS, passes)
-        if self.step and not (saved or self._in_loop):
+        if self.step and not (is_known or self._in_loop):
             log.warning(
                 "not exact: the checkpoint has no position in this DataLoader, or has another number of "
                 "ranks: its epoch starts again"
