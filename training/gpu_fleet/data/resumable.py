@@ -330,9 +330,9 @@ class Readers:
     def passes(self, loader: Any, accumulation: int, step: int) -> tuple[Passes, bool]:
         """Return the reader of a user's loader, and whether the checkpoint has its place."""
         saved = self.next(LOADERS)
-        if self._begun and "epoch" in saved:
-            if int(saved["epoch"]) * len(loader) + int(saved["done"]) != step * accumulation:
-                saved = {}  # of one that was opened anew at some steps, and is again
+        at = saved["epoch"] * len(loader) + saved["done"] if "epoch" in saved else None
+        if self._begun and at != step * accumulation:
+            saved = {}  # of one that was opened anew at some steps, and is again
         passes = Passes(loader, accumulation, step, saved)
         self.note(LOADERS, passes)
         return passes, bool(saved)
