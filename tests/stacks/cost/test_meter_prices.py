@@ -21,7 +21,6 @@ from gpu_fleet_stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.alicloud_programs import register as register_alicloud
-from tests.stacks.examples import refusal
 from tests.stacks.shipped import SHIPPED
 
 ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
@@ -90,7 +89,7 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour_even_where_its_
     assert [written(budget)["pools"]["dev"]["on_demand"] for budget in (alone, beside)] == [{kind: "0"}] * 2
     assert (alone.pools["dev"].reserved, alone.lacks) == (2, ())
     assert [beside.price_of(pool, kind, spot=False) for pool in ("dev", "own")] == [0, 63]
-    refused = refusal(examples.stack_file(pools=[block], budget=assuming, **abroad))
+    refused = examples.refusal(examples.stack_file(pools=[block], budget=assuming, **abroad))
     assert f"budget.assume.{kind} = '63': is used by prepaid capacity blocks alone" in refused
 
 

@@ -52,8 +52,9 @@ class PassState:
                 self.trouble[site.group.name] = site.failed
         self.loads = dict(before.raised_for_load)
         self.held = dict(before.held)
+        self._untagged = {instance.id for instance in view.instances if TAG_TAKEN not in instance.tags}
         # instance -> what it was given for, in this pass, or by one whose tag nobody sees yet
-        self.given = {name: given for name, given in before.gifts.items() if name in self._untagged()}
+        self.given = {name: given for name, given in before.gifts.items() if name in self._untagged}
         for key, request in self.requests.items():
             own = [instance for instance in view.instances if instance.id in request.instances]
             unseen = [instance.id for instance in own if instance.tags.get(TAG_TAKEN, "") in ("", *OWN)]
@@ -89,12 +90,9 @@ class PassState:
                 and self.now - request.at > STALE
             ):
                 del kept[key]
-        untagged = self._untagged()
-        gifts = {name: given for name, given in self.given.items() if given in OWN and name in untagged}
+        own = {name: given for name, given in self.given.items() if given in OWN}
+        gifts = {name: given for name, given in own.items() if name in self._untagged}
         return MoverState(kept, tuple(self.coming), self.trouble, self.loads, self.held, gifts)
-
-    def _untagged(self) -> set[str]:
-        return {instance.id for instance in self.view.instances if TAG_TAKEN not in instance.tags}
 
     def purpose_of(self, instance: Instance) -> str:
         """Return what an instance is for: a request's key, or a purpose of the pool; empty if unused."""
@@ -112,6 +110,12 @@ class PassState:
             for coming in self.coming
             if coming.pool == pool and coming.purpose == purpose and not coming.group
         ]
+
+    def take_waiting(self, pool: str, purpose: str) -> list[Coming]:
+        """Return what `waiting` does, and want it no more."""
+        waits = self.waiting(pool, purpose)
+        self.coming = [coming for coming in self.coming if coming not in waits]
+        return waits
 
     def name(self, pool: str) -> str:
         """Return a new id for an instance on its way."""
@@ -141,9 +145,15 @@ class PassState:
 
     def total(self, pool: str) -> int:
         """Return the number of instances that a pool has or is about to have."""
+        return self.standing(pool) + self._unstarted(pool)
+
+    def standing(self, pool: str) -> int:
+        """Return the number of instances that a pool has, or that its groups start."""
         groups = sum(self.desired(site.group.name) for site in self.view.sites.get(pool, ()))
-        waiting = sum(coming.pool == pool and not coming.started for coming in self.coming)
-        return groups + len(self.outside(pool)) + waiting
+        return groups + len(self.outside(pool))
+
+    def _unstarted(self, pool: str) -> int:
+        return sum(coming.pool == pool and not coming.started for coming in self.coming)
 
     def outside(self, pool: str) -> list[Instance]:
         """Return the running instances of a pool that are in no group.
@@ -161,7 +171,7 @@ class PassState:
         if nodes is None:
             return self.total(pool)
         seen = {instance.id for instance in self.view.instances}
-        on_way = sum(coming.pool == pool and not coming.started for coming in self.coming)
+        on_way = self._unstarted(pool)
         for site in self.view.sites.get(pool, ()):
             on_way += max(0, self.desired(site.group.name) - site.group.size)
         on_way += len(self._members(pool) - seen - nodes)

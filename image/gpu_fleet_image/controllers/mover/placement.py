@@ -103,9 +103,7 @@ def _limits(state: PassState, coming: Coming) -> str:
     if coming.pool in state.view.money.frozen:
         return "frozen"
     capacity = state.capacity(coming.pool)
-    standing = sum(state.desired(site.group.name) for site in state.view.sites.get(coming.pool, ()))
-    standing += len(state.outside(coming.pool))
-    if capacity is None or standing + 1 > capacity.max_size:
+    if capacity is None or state.standing(coming.pool) + 1 > capacity.max_size:
         return "full"
     request = state.requests.get(coming.purpose)
     if request is not None and state.view.money.frozen_by(request.owner):

@@ -24,15 +24,14 @@ def keep_spares(state: PassState) -> None:
     What waits for a group is wanted anew in each pass: another pool may have got the money.
     """
     for pool, capacity in state.pools():
-        waits = state.waiting(pool, SPARE)
-        state.coming = [coming for coming in state.coming if coming not in waits]
-        on_way = [arrival for arrival in state.coming if arrival.pool == pool and arrival.purpose == SPARE]
+        waits = state.take_waiting(pool, SPARE)
+        on_way = sum(arrival.pool == pool and arrival.purpose == SPARE for arrival in state.coming)
         here = [
             instance
             for instance in state.view.instances
             if instance.pool == pool and instance.state in LIVING and state.purpose_of(instance) == SPARE
         ]
-        surplus = len(here) + len(on_way) - capacity.spare
+        surplus = len(here) + on_way - capacity.spare
         for instance in here[: max(0, surplus)]:
             state.given[instance.id] = SHARED
             state.note(
@@ -86,8 +85,7 @@ def follow_queue(state: PassState) -> None:
     needs = state.view.queue
     for pool, capacity in state.pools() if needs is not None else ():
         need = (needs or {}).get(pool, PoolNeed(0, ()))
-        waits = state.waiting(pool, QUEUED)
-        state.coming = [coming for coming in state.coming if coming not in waits]
+        waits = state.take_waiting(pool, QUEUED)
         serving = state.serving(pool, need.nodes)
         useless = state.useless(pool, need.nodes)
         places = capacity.max_size - max(0, state.total(pool) - serving)
